@@ -205,7 +205,6 @@ def _template(key: Key, uid: str, request: str) -> Body:
     given = parse_json(request)
     exactly = {
         "deviceClassName": given["deviceClassName"],
-        "allocationMode": "ExactCount",
         "count": given["count"],
         "selectors": [{"cel": {"expression": text}} for text in given["selectors"]],
     }

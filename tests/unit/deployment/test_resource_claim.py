@@ -67,11 +67,7 @@ class TestRendering:
 
     def test_request_has_the_count_of_the_plan_and_the_product(self) -> None:
         found = request(made(claiming(selectors=["device.driver != ''"]))[0])
-        assert (found["deviceClassName"], found["allocationMode"], found["count"]) == (
-            "gpu.nvidia.com",
-            "ExactCount",
-            2,
-        )
+        assert (found["deviceClassName"], found["count"]) == ("gpu.nvidia.com", 2)
         given, product = (each["cel"]["expression"] for each in found["selectors"])
         assert given == "device.driver != ''"
         assert f"'{H200}'" in product
