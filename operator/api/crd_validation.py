@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import Enum
-from functools import cache
+from functools import lru_cache
 from types import ModuleType
 from typing import Any, Final
 
@@ -46,24 +46,52 @@ class CelError(Exception):
     """An expression that is invalid, or has no value."""
 
 
+class UnsupportedCelError(CelError):
+    """An expression that the API server may accept, but that cannot be evaluated here."""
+
+
+_UNSUPPORTED: Final = ("unsupported syntax", "Undefined variable or function")
+"""Parts of the library's messages about optional fields (``.?``), and about functions that only Kubernetes has."""
+
+
 def evaluator(self: Any = None, /, **others: Any) -> Callable[[str], Any]:
-    """Return a function that evaluates expressions with these variables, or raises CelError.
+    """Return a function that evaluates expressions with these variables, or raises CelError."""
+    return evaluator_with(_KUBERNETES, {"self": self, **others})
+
+
+def evaluator_with(functions: Mapping[str, Callable[..., Any]], variables: Mapping[str, Any]) -> Callable[[str], Any]:
+    """Return a function that evaluates expressions with these functions beyond the language, or raises CelError.
 
     An expression has no value if, for example, it reads a missing field without ``has``.
     """
     # Converting a value takes longer than evaluating most expressions.
-    context = cel.Context({"self": self, **others}, dict(_KUBERNETES))
+    context = cel.Context(dict(variables), dict(functions))
 
     def evaluate(text: str) -> Any:
         try:
             return _compiled(text).execute(context)
         except (RuntimeError, TypeError, ValueError, LookupError, ArithmeticError) as error:
-            raise CelError(str(error)) from error
+            raise _cel_error(error) from error
 
     return evaluate
 
 
-@cache
+def syntax_error(text: str) -> str | None:
+    """Return what is wrong with the syntax of an expression, in one line; None if it is valid."""
+    try:
+        _compiled(text)
+    except ValueError as error:
+        found = _cel_error(error)
+        return None if isinstance(found, UnsupportedCelError) else str(error).partition("ERROR: ")[2].splitlines()[0]
+    return None
+
+
+def _cel_error(error: Exception) -> CelError:
+    kind = UnsupportedCelError if any(part in str(error) for part in _UNSUPPORTED) else CelError
+    return kind(str(error))
+
+
+@lru_cache(maxsize=1024)  # users write selectors of devices, so their number has no bound
 def _compiled(text: str) -> cel.Program:
     return cel.compile(text)
 

@@ -534,6 +534,22 @@ class Parallelism(ApiModel):
     target; status.plan.draftTensor shows the split in effect."""
 
 
+class ResourceClaim(ApiModel):
+    """GPUs that each pod of an engine claims through Dynamic Resource Allocation."""
+
+    device_class_name: ObjectName
+    """Name of the DeviceClass, such as gpu.nvidia.com or mig.nvidia.com."""
+
+    selectors: list[Annotated[str, StringConstraints(min_length=1, max_length=4096)]] = Field(default=[], max_length=16)
+    """CEL expressions about a device, all of which must be true, such as
+    device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('80Gi')) >= 0. The operator adds one for the GPU product
+    of the plan."""
+
+    count: StrictInt | None = Field(default=None, ge=1, le=32)
+    """Number of devices per pod: all GPUs of a replica (tensor x pipeline x data), or an equal share on each of several
+    nodes. Derived from the plan if left out, which is recommended."""
+
+
 class Accelerator(ApiModel):
     """Hardware that one replica runs on."""
 
@@ -552,6 +568,11 @@ class Accelerator(ApiModel):
     """Memory of each GPU in whole GiB, as CUDA reports it, for products whose memory the operator does not know.
     Estimates for them are uncalibrated and use a wider margin. For known products, the known memory size takes
     precedence."""
+
+    resource_claim: ResourceClaim | None = None
+    """Claim GPUs through Dynamic Resource Allocation (Kubernetes 1.34 or newer, with a DRA driver) instead of
+    nvidia.com/gpu of the device plugin. The plan reads the GPUs from the ResourceSlices of the driver. Products then
+    limits the products of the devices; it is only needed if there are no ResourceSlices."""
 
     cpu_cores: StrictInt | None = Field(default=None, ge=1, le=1024)
     """Number of CPU cores per replica, for type CPU."""

@@ -528,6 +528,7 @@ ACCELERATOR = (
     _only_for("GPU", "products"),
     _only_for("GPU", "perNode"),
     _only_for("GPU", "memoryGiBPerGPU"),
+    _only_for("GPU", "resourceClaim"),
     required(
         "!has(self.memoryGiBPerGPU) || has(self.products) && size(self.products) > 0",
         "products: memoryGiBPerGPU needs the products that it applies to: list their nvidia.com/gpu.product labels",
@@ -600,6 +601,10 @@ _METHOD = "self.speculation.method"
 _DRAFT_LENGTH = "self.speculation.draft.maxModelLen"
 _RANGES = "self.speculation.numSpeculativeTokensByBatchSize"
 
+_COUNT: Final = "self.accelerator.resourceClaim.count"
+_HAS_COUNT: Final = f"(has(self.accelerator.resourceClaim) && has({_COUNT}))"
+_GPUS: Final = f"{_TENSOR} * self.parallelism.pipeline * self.parallelism.data"
+
 SPEC = (
     *SOURCES,
     *ADAPTERS,
@@ -629,6 +634,20 @@ SPEC = (
         f"!has(self.accelerator.kvCacheGiB) || !has({_TENSOR}) || self.accelerator.kvCacheGiB % {_TENSOR} == 0",
         "accelerator.kvCacheGiB: is {self.accelerator.kvCacheGiB:d}, not a multiple of"
         " parallelism.tensor {self.parallelism.tensor:d}: use a multiple, so that ranks get equal shares",
+    ),
+    rule(
+        f"!{_HAS_COUNT} || has({_TENSOR})",
+        "accelerator.resourceClaim.count: is {self.accelerator.resourceClaim.count:d}, but parallelism.tensor is not"
+        " set: set it, or remove count to let the plan choose both",
+    ),
+    rule(
+        f"!{_HAS_COUNT} || !has({_TENSOR}) || {_GPUS} % {_COUNT} == 0",
+        "accelerator.resourceClaim.count: is {self.accelerator.resourceClaim.count:d}, which does not divide the"
+        f" {{{_GPUS}:d}} GPUs of a replica (tensor x pipeline x data) into equal pods: remove it, or use that number",
+    ),
+    forbidden(
+        f"!{_REPLAYS} || !has(self.accelerator.resourceClaim)",
+        "accelerator.resourceClaim: a replay (engine.replay) claims no GPUs: remove one of the two",
     ),
     forbidden(
         f"!has({_DRAFT_TENSOR}) || {_HAS_METHOD} && {is_one_of(METHODS_WITH_LAYERS, _METHOD)}",

@@ -20,9 +20,10 @@ from specdecode_operator.cli.options import Context, ExitCode, Kubeconfig, Names
 from specdecode_operator.cli.outputs import print_json
 from specdecode_operator.cli.terminal import say_line
 from specdecode_operator.cluster.client import ClusterError, ForbiddenError
+from specdecode_operator.cluster.device_slices import read_inventory
 from specdecode_operator.cluster.kubeconfig import ClusterView, open_cluster
 from specdecode_operator.cluster.nodes import GPU_RESOURCE, NodeFacts, gpus_of, node_facts
-from specdecode_operator.cluster.resources import DEPLOYMENT, NODE, POD, Resource
+from specdecode_operator.cluster.resources import DEPLOYMENT, NODE, POD, RESOURCE_SLICE, Resource
 from specdecode_operator.cluster.rights import RELEASE, Scope, rights_in
 from specdecode_operator.cluster.storage_classes import is_default
 from specdecode_operator.sizing.devices import MEMORY_FIELD, find_device
@@ -101,14 +102,28 @@ _DRIVER_LABELS: Final = (
 _ENDED: Final = ("Succeeded", "Failed")
 
 
-def gpu_findings(nodes: Reading[Sequence[Body]], pods: Reading[Sequence[Body]]) -> list[Finding]:
-    """Check the nodes' GPUs: products, unusable nodes, drivers and free GPUs."""
+def device_findings(slices: Reading[Sequence[Body]]) -> list[Finding]:
+    """Report the devices that pods can claim. A cluster without the API has none."""
+    devices = () if isinstance(slices, Unreadable) else read_inventory(slices, ()).devices
+    counted = Counter(each.product or "a device of unknown memory" for each in devices if each.refusal is None)
+    use = "for spec.accelerator.resourceClaim"
+    return [ok("devices", f"{count} x {product} {use}") for product, count in sorted(counted.items())]
+
+
+def gpu_findings(
+    nodes: Reading[Sequence[Body]], pods: Reading[Sequence[Body]], *, can_claim: bool = False
+) -> list[Finding]:
+    """Check the nodes' GPUs: products, unusable nodes, drivers and free GPUs.
+
+    ``can_claim`` is whether pods can claim devices instead of them.
+    """
     if isinstance(nodes, Unreadable):
         return [unknown("gpus", nodes)]
     facts = [found for body in nodes if (found := node_facts(body)) is not None]
     if not facts:
         fix = "install NVIDIA's GPU operator, or its device plugin and GPU-feature-discovery; not needed for type CPU"
-        return [fail("gpus", f"0 of {len(nodes)} nodes offer {GPU_RESOURCE}", fix)]
+        what = f"0 of {len(nodes)} nodes offer {GPU_RESOURCE}"
+        return [warn("gpus", what, "use spec.accelerator.resourceClaim") if can_claim else fail("gpus", what, fix)]
     usable = [each for each in facts if each.refusal is None and each.schedulable and find_device(each.product)]
     lines: list[Finding] = []
     for (product, gpus), count in sorted(Counter((each.product, each.gpus) for each in usable).items()):
@@ -528,6 +543,7 @@ async def examine(cluster: ClusterView, namespace: str) -> list[Finding]:
         _read(cluster.list(POD)),
         _read(cluster.list(_CLASS)),
     )
+    devices = device_findings(await _read(cluster.list(RESOURCE_SLICE)))
     installed = await asyncio.gather(*(_read(cluster.get(_CRDS, None, each["metadata"]["name"])) for each in expected))
     space, quotas, limits, claims = await asyncio.gather(
         _read(cluster.get(_NAMESPACE, None, namespace)),
@@ -542,7 +558,8 @@ async def examine(cluster: ClusterView, namespace: str) -> list[Finding]:
         operator_finding(deployments),
         *await _rights(cluster, deployments),
         *webhook_findings(webhooks, datetime.now(UTC)),
-        *gpu_findings(nodes, pods),
+        *gpu_findings(nodes, pods, can_claim=bool(devices)),
+        *devices,
         shared_memory_finding(limited),
         *limited,
         *storage_findings(classes),

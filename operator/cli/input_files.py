@@ -11,7 +11,9 @@ from specdecode_operator.api.capture import KIND as CAPTURE
 from specdecode_operator.api.deployment import KIND
 from specdecode_operator.api.training import KIND as TRAINING
 from specdecode_operator.cli.text_files import STANDARD_INPUT, DocumentError, first_errors, place_of, read_text
+from specdecode_operator.cluster.device_slices import DeviceInventory, read_inventory
 from specdecode_operator.cluster.nodes import NodeFacts, node_facts
+from specdecode_operator.cluster.resources import DEVICE_CLASS, RESOURCE_SLICE
 from specdecode_operator.cluster.storage_classes import StorageClasses
 from specdecode_operator.deployment.models.checkpoint_reader import (
     Checkpoint,
@@ -107,6 +109,7 @@ class Inputs:
     """Inputs in addition to the objects."""
 
     nodes: tuple[NodeFacts, ...] | None = None  # None: nodes are assumed
+    devices: DeviceInventory | None = None  # For claims; None: they use the GPUs of the nodes
     configs: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # Content of config.json by model id
     given: Mapping[str, Checkpoint] = field(default_factory=dict)  # Facts of models in folders and files
     calibration: Calibration = UNCALIBRATED
@@ -127,10 +130,10 @@ class InputOptions:
 
     def read(self, documents: Sequence[Document]) -> Inputs:
         """Read the files; raise DocumentError if one is unusable, or a config belongs to no document."""
-        nodes = None if self.nodes is None else read_nodes(self.nodes)
+        nodes, devices = (None, None) if self.nodes is None else read_fleet(self.nodes)
         configs, given = _read_given(self.model_configs, self.facts)
         refuse_unused(configs, documents)
-        return Inputs(nodes, configs, given, read_calibration(self.calibration), self.models, self.allowed)
+        return Inputs(nodes, devices, configs, given, read_calibration(self.calibration), self.models, self.allowed)
 
 
 def read_ours(sources: Iterable[str], kinds: Sequence[str] = (KIND, CAPTURE)) -> Reading:
@@ -174,8 +177,19 @@ def read_nodes(file: str) -> tuple[NodeFacts, ...]:
 
     In files written by hand, the product label may be a short name such as ``H100``.
     """
-    nodes = [each for each in read_all(file) if isinstance(each, Document) and each.body.get("kind") == "Node"]
-    if not nodes:
+    return read_fleet(file)[0]
+
+
+def read_fleet(file: str) -> tuple[tuple[NodeFacts, ...], DeviceInventory | None]:
+    """Return the nodes as `read_nodes`, and the devices of ResourceSlices and DeviceClasses; None without these."""
+    given = [each for each in read_all(file) if isinstance(each, Document)]
+    nodes = [each for each in given if each.body.get("kind") == "Node"]
+    slices, classes = (
+        [each.body for each in given if each.body.get("kind") == resource.kind]
+        for resource in (RESOURCE_SLICE, DEVICE_CLASS)
+    )
+    devices = read_inventory(slices, classes) if slices or classes else None
+    if not nodes and devices is None:
         raise DocumentError(f"{file}: contains no Node: create it with kubectl get nodes -o yaml")
     try:
         found = [node_facts(document.body) for document in nodes]
@@ -183,7 +197,8 @@ def read_nodes(file: str) -> tuple[NodeFacts, ...]:
         raise DocumentError(
             f"{file}: a Node has no valid metadata: create it with kubectl get nodes -o yaml"
         ) from error
-    return tuple(replace(facts, product=full_product(facts.product)) for facts in found if facts is not None)
+    named = tuple(replace(facts, product=full_product(facts.product)) for facts in found if facts is not None)
+    return named, devices
 
 
 def read_storage_classes(file: str) -> StorageClasses:

@@ -329,6 +329,7 @@ def lint_command(  # noqa: PLR0913  each is an option
         allowed,
         does_not_fit=not refuse_does_not_fit,
         nodes=inputs.nodes,
+        devices=inputs.devices,
         calibration=inputs.calibration,
         storage_classes=classes,
     )

@@ -34,7 +34,12 @@ FilesOption = Annotated[
     ),
 ]
 NodesOption = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Plan for these nodes: the output of kubectl get nodes -o yaml.")
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="Plan for these nodes: the output of kubectl get nodes -o yaml. For objects that claim GPUs, kubectl get"
+        " nodes,resourceslices,deviceclasses -o yaml.",
+    ),
 ]
 ModelConfigOption = Annotated[
     list[str] | None,

@@ -56,6 +56,7 @@ from specdecode_operator.deployment.models.model_locations import COMMIT
 from specdecode_operator.deployment.parsed_deployment import ParsedDeployment, parse_deployment
 from specdecode_operator.deployment.planning import assumed_nodes
 from specdecode_operator.deployment.pod_security import NONE_ALLOWED
+from specdecode_operator.deployment.resource_claim import usable_gpus
 from specdecode_operator.deployment.rollout.engine_workload import WORKLOAD_KINDS
 from specdecode_operator.deployment.rollout.readiness import Readiness
 from specdecode_operator.deployment.rollout.rollout_progress import serving_hash
@@ -107,6 +108,7 @@ class AssumedCluster:
             host_paths=("/",),
             pod_template=self.pod_template,
             has_leader_worker_sets=True,
+            has_resource_claims=True,
             operator_image=self.operator_image,
         )
 
@@ -361,7 +363,9 @@ def rendered_deployment(
         return Rendered(document, planned.verdict, refusal=planned.explanation, unknown=planned.unknown)
     read = {source.model: checkpoint.config for source, checkpoint in planned.known.items()}
     body = {**document.body, "spec": input_files.with_configs(document.body["spec"], {**inputs.configs, **read})}
-    nodes = assumed_nodes(planned.facts) if inputs.nodes is None else inputs.nodes
+    nodes = assumed_nodes(planned.facts)
+    if inputs.nodes is not None:
+        nodes = usable_gpus(planned.facts.spec, inputs.nodes, inputs.devices)
     allowed = NONE_ALLOWED if inputs.allowed is None else inputs.allowed
     try:
         made = render_deployment(

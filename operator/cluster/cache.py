@@ -13,6 +13,7 @@ from typing import Any, Final, Generic, TypeVar
 from specdecode_operator.api import capture, training
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Key
+from specdecode_operator.cluster.device_slices import UNKNOWN_DEVICES, DeviceInventory
 from specdecode_operator.cluster.drift import foreign_entries
 from specdecode_operator.cluster.nodes import GPU_RESOURCE, NodeFacts, node_facts
 from specdecode_operator.cluster.resources import (
@@ -142,6 +143,8 @@ class Cache:
         """The same tuple until a node changes, because it is part of the key of each cached decision."""
         self.optional_kinds: frozenset[str] = frozenset()
         """Kinds of `resources.OPTIONAL` that the cluster has and the operator may list."""
+        self.devices: DeviceInventory = UNKNOWN_DEVICES
+        """Devices that pods can claim; unknown until an object claims some."""
         self._deleted: OrderedDict[str, int] = OrderedDict()
         """Version by which an object was gone, by UID. One that gets our label back comes in a later version."""
         self.on_change: Callable[[Key], None] = lambda _: None

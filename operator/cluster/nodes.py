@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Final
 
-from specdecode_operator.untrusted import mapping, objects, whole_number
+from specdecode_operator.cluster.resources import RESOURCE_CLAIM_ANNOTATION
+from specdecode_operator.untrusted import mapping, objects, parse_json, whole_number
 
 PRODUCT_LABEL: Final = "nvidia.com/gpu.product"
 GPU_RESOURCE: Final = "nvidia.com/gpu"
@@ -70,9 +71,18 @@ def node_facts(body: Mapping[str, Any]) -> NodeFacts | None:
 
 
 def gpus_of(pod: Mapping[str, Any]) -> int:
-    """Return the number of GPUs that a pod requests."""
+    """Return the number of GPUs that a pod requests of the device plugin, or claims for the operator."""
     limits = (mapping(mapping(each, "resources"), "limits") for each in objects(mapping(pod, "spec"), "containers"))
-    return sum(_count(each.get(GPU_RESOURCE, "0")) for each in limits)
+    return sum(_count(each.get(GPU_RESOURCE, "0")) for each in limits) + _claimed(pod)
+
+
+def _claimed(pod: Mapping[str, Any]) -> int:
+    text = mapping(mapping(pod, "metadata"), "annotations").get(RESOURCE_CLAIM_ANNOTATION)
+    try:
+        request = parse_json(text) if isinstance(text, str) else None
+    except ValueError:  # users can write annotations of pods
+        return 0
+    return _count(request.get("count")) if isinstance(request, dict) else 0
 
 
 def product_refusal(product: str) -> str | None:

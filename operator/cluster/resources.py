@@ -75,6 +75,9 @@ status."""
 JUDGED_TARGET_ANNOTATION = "specdecode.io/judged-target"
 """On the capture that measures a head: digest of the target that it was measured with."""
 
+RESOURCE_CLAIM_ANNOTATION = "specdecode.io/resource-claim"
+"""On pods that claim GPUs: the request of their ResourceClaimTemplate as JSON, from which the operator renders it."""
+
 TRAINED_DRAFT_ANNOTATION = "specdecode.io/trained-draft"
 """On pods: SHA-256 checksum of the trained head that replaces the draft of the spec."""
 
@@ -125,6 +128,9 @@ OUR_KINDS = {each.kind: each for each in (SPECDECODE_DEPLOYMENT, SPECDECODE_CAPT
 DEPLOYMENT = Resource("apps/v1", "Deployment", "deployments")
 LEADER_WORKER_SET = Resource("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", "leaderworkersets")
 HTTP_ROUTE = Resource("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes")
+RESOURCE_CLAIM_TEMPLATE = Resource("resource.k8s.io/v1", "ResourceClaimTemplate", "resourceclaimtemplates")
+RESOURCE_SLICE = Resource("resource.k8s.io/v1", "ResourceSlice", "resourceslices")
+DEVICE_CLASS = Resource("resource.k8s.io/v1", "DeviceClass", "deviceclasses")
 SERVICE = Resource("v1", "Service", "services")
 CONFIG_MAP = Resource("v1", "ConfigMap", "configmaps")
 POD_DISRUPTION_BUDGET = Resource("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
@@ -139,10 +145,13 @@ CUSTOM_RESOURCE_DEFINITION = Resource(
 STORAGE_CLASS = Resource("storage.k8s.io/v1", "StorageClass", "storageclasses")
 LEASE = Resource("coordination.k8s.io/v1", "Lease", "leases")
 
-CHILDREN = (CONFIG_MAP, SERVICE, POD_DISRUPTION_BUDGET, DEPLOYMENT, LEADER_WORKER_SET, JOB, HTTP_ROUTE)
+CHILDREN = (
+    *(CONFIG_MAP, SERVICE, POD_DISRUPTION_BUDGET, RESOURCE_CLAIM_TEMPLATE, DEPLOYMENT, LEADER_WORKER_SET, JOB),
+    HTTP_ROUTE,
+)
 """Kinds of the objects that a SpecDecodeDeployment owns, in the order in which they are applied."""
 
-OPTIONAL = (LEADER_WORKER_SET, HTTP_ROUTE)
+OPTIONAL = (LEADER_WORKER_SET, HTTP_ROUTE, RESOURCE_CLAIM_TEMPLATE)
 """Kinds that a cluster may lack, or get while the operator runs."""
 
 CAPTURE_CHILDREN = (PERSISTENT_VOLUME_CLAIM, JOB, CONFIG_MAP)

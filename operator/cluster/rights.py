@@ -75,6 +75,11 @@ OPERATOR_RIGHTS: Final = (
         _CHILD,
         "route requests from a Gateway to the engines, if the Gateway API is installed and `expose.httpRoute` is set",
     ),
+    Right(
+        "resourceclaimtemplates.resource.k8s.io",
+        _CHILD,
+        "claim the GPUs of engines, captures and trainings, if `accelerator.resourceClaim` is set",
+    ),
     Right("jobs.batch", _CHILD, "run captures and trainings; read and download models"),
     Right(
         "persistentvolumeclaims",
@@ -111,6 +116,18 @@ OPERATOR_RIGHTS: Final = (
         (SERVES,),
     ),
     Right("nodes", ("list", "watch"), "read the GPUs of the nodes", Scope.CLUSTER),
+    Right(
+        "resourceslices.resource.k8s.io",
+        ("list",),
+        "read product and memory of the GPUs that engines may claim, if an object sets `accelerator.resourceClaim`",
+        Scope.CLUSTER,
+    ),
+    Right(
+        "deviceclasses.resource.k8s.io",
+        ("list",),
+        "read which GPUs belong to the class in `accelerator.resourceClaim`",
+        Scope.CLUSTER,
+    ),
     Right(
         "storageclasses.storage.k8s.io",
         ("list",),

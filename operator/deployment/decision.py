@@ -52,7 +52,21 @@ from specdecode_operator.deployment.models.model_locations import (
     undescribed_models,
 )
 from specdecode_operator.deployment.parsed_deployment import ParsedDeployment
-from specdecode_operator.deployment.planning import full_matrix, make_plan, passed_over, plan_status, planned_condition
+from specdecode_operator.deployment.planning import (
+    NO_NODES,
+    full_matrix,
+    make_plan,
+    passed_over,
+    plan_status,
+    planned_condition,
+)
+from specdecode_operator.deployment.resource_claim import (
+    API_MISSING,
+    check_count,
+    claim_templates,
+    claimable_gpus,
+    claims_devices,
+)
 from specdecode_operator.deployment.rollout.canary import (
     awaits_canary,
     canary_attempt,
@@ -151,7 +165,9 @@ def decide(parent: ParsedDeployment, cluster: ClusterState) -> DesiredState:
     elif download := pending_downloads(parent.key, parent.uid, facts, commits, cluster.model_pods):
         readiness, jobs = download
     if readiness is None:
-        return _launch(parent, planned, commits, cluster)
+        desired = _launch(parent, planned, commits, cluster)
+        templates = claim_templates(parent.key, parent.uid, desired.children)
+        return replace(desired, children=[*templates, *desired.children]) if templates else desired
     shown = plan_config_map(parent.key, parent.uid, planned.plan_texts)
     return DesiredState(NotLaunched(readiness, planned.plan_status), planned.conditions, [shown, *jobs])
 
@@ -163,6 +179,8 @@ def _resolve(parent: ParsedDeployment, cluster: ClusterState) -> _Planned | Desi
         raise spec
     refuse_host_paths(spec, cluster.host_paths)
     refuse_pod_template(spec, cluster.pod_template, parent.key.namespace)
+    claims = claims_devices(spec)
+    gpus = claimable_gpus(spec, cluster.devices) if claims and cluster.devices is not None else None
     known = known_checkpoints(spec, cluster.model_facts, cluster.site_facts)
     if unknown := {field: source for field, source in undescribed_models(spec).items() if source not in known}:
         return _read_first(parent, spec, unknown, cluster)
@@ -174,7 +192,7 @@ def _resolve(parent: ParsedDeployment, cluster: ClusterState) -> _Planned | Desi
         previous_text=None if previous is None else previous.model_dump_json(),
         models=frozenset(cluster.model_facts.items()),
         site_facts=frozenset(cluster.site_facts.items()),
-        nodes=cluster.nodes,
+        nodes=cluster.nodes if gpus is None else gpus.nodes,
         nodes_from=cluster.nodes_from,
         has_groups=cluster.has_leader_worker_sets,
         calibration=cluster.calibration,
@@ -183,12 +201,21 @@ def _resolve(parent: ParsedDeployment, cluster: ClusterState) -> _Planned | Desi
         trained_draft=parent.trained_draft,
     )
     planned = _plan(question)
+    if claims and not cluster.has_resource_claims:
+        return _waiting(parent, API_MISSING)
     if isinstance(planned, _Planned):
         refuse_group_name(parent.key, planned.facts.takes_pods_of(planned.plan))
         return planned
-    condition = ConditionUpdate("Planned", UNKNOWN, planned.reason, planned.message)
-    readiness = without_engines(spec) or working(planned.reason, planned.message)
-    return DesiredState(NotLaunched(readiness, previous), [_ACCEPTED, condition])
+    return _waiting(parent, gpus.blocked if gpus is not None and planned.reason == NO_NODES else planned)
+
+
+def _waiting(parent: ParsedDeployment, blocked: Blocked) -> DesiredState:
+    """Return the desired state while the cluster lacks something that the plan needs."""
+    condition = ConditionUpdate("Planned", UNKNOWN, blocked.reason, blocked.message)
+    readiness = working(blocked.reason, blocked.message)
+    if not isinstance(parent.spec, InvalidSpecError):
+        readiness = without_engines(parent.spec) or readiness
+    return DesiredState(NotLaunched(readiness, parent.status.plan), [_ACCEPTED, condition])
 
 
 def internal_error(parent: ParsedDeployment, error: Exception) -> DesiredState:
@@ -239,6 +266,7 @@ def _plan(question: _Question) -> _Planned | Blocked:
     plan = make_plan(facts, nodes, question.previous, groups=question.has_groups, nodes_from=question.nodes_from)
     if isinstance(plan, Blocked):
         return plan
+    check_count(facts.spec, plan.chosen)
     texts = plan_data(plan, full_matrix(facts, nodes, plan))
     facts = facts.at(*plan.chosen.served)
     condition = planned_condition(facts, plan, passed_over(facts, nodes))

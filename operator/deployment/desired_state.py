@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment_status import PlanStatus
+from specdecode_operator.cluster.device_slices import DeviceInventory
 from specdecode_operator.cluster.nodes import NodeFacts, NodesFrom
 from specdecode_operator.deployment.conditions import Blocked, ConditionUpdate
 from specdecode_operator.deployment.models.model_facts import SiteFacts
@@ -37,6 +38,8 @@ class ClusterState:
     pod_template: frozenset[str] = NONE_ALLOWED
     nodes_from: NodesFrom = NodesFrom.CLUSTER
     has_leader_worker_sets: bool = False
+    has_resource_claims: bool = False
+    devices: DeviceInventory | None = None  # For objects that claim their GPUs; None to use the GPUs of the nodes
     live_token_ids: LiveTokenIds = LiveTokenIds.NONE  # allowed in the object's namespace
     operator_image: str | None = None  # Image of this operator, for Jobs and replays; None if unknown
 

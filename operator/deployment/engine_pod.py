@@ -27,6 +27,7 @@ from specdecode_operator.cluster.resources import (
     ENGINE_CONTAINER,
     ENGINE_LOGGING_ANNOTATION,
     ENGINE_WATCH_ANNOTATION,
+    RESOURCE_CLAIM_ANNOTATION,
     SIDECAR,
     TEMPLATE_HASH_ANNOTATION,
     TRAINED_DRAFT_ANNOTATION,
@@ -49,6 +50,7 @@ from specdecode_operator.deployment.live_recorder import (
 from specdecode_operator.deployment.models import model_locations
 from specdecode_operator.deployment.pod_scripts import warm_start
 from specdecode_operator.deployment.pod_template_merge import (
+    CLAIM,
     DOWNLOAD_ADAPTER,
     DOWNLOAD_DRAFT,
     DOWNLOAD_TARGET,
@@ -57,6 +59,7 @@ from specdecode_operator.deployment.pod_template_merge import (
     merge,
     volume_group,
 )
+from specdecode_operator.deployment.resource_claim import claim_request, claims_devices, pod_claims
 from specdecode_operator.deployment.spec_facts import Facts
 from specdecode_operator.enums import Platform
 from specdecode_operator.sizing.memory.buffers import cost_profile_s
@@ -116,10 +119,13 @@ def _merged(spec: SpecDecodeDeploymentSpec, values: Mapping[str, Any]) -> Body:
     pod = render_template("engine-pod", dict(values))
     # Labels are added here because the rendered text is cached for all objects with the same spec.
     pod["metadata"] = {"labels": dict(values["labels"]), **(pod["metadata"] or {})}
-    if trained := values.get("trained_draft"):
+    added = {
         # Another head in the same folder has to be rolled out, too.
-        annotations = pod["metadata"].get("annotations") or {}
-        pod["metadata"]["annotations"] = {**annotations, TRAINED_DRAFT_ANNOTATION: trained}
+        TRAINED_DRAFT_ANNOTATION: values.get("trained_draft"),
+        RESOURCE_CLAIM_ANNOTATION: values.get("claim_request"),
+    }
+    if given := {name: value for name, value in added.items() if value}:
+        pod["metadata"]["annotations"] = {**(pod["metadata"].get("annotations") or {}), **given}
     template = spec.pod_template
     patch: Body = template.model_dump(by_alias=True, exclude_none=True) if template else {}
     of_sidecar = [each for each in objects(mapping(patch, "spec"), "initContainers") if name_of(each) == SIDECAR]
@@ -180,6 +186,9 @@ def _values(key: Key, facts: Facts, plan: Plan, role: Role, *, live: bool = True
         shared, own = f"--folder={model_locations.COMPILED_PATH}", f"--cache={model_locations.COMPILE_CACHE_PATH}"
         command = ["python3", "-c", _WARM_START, shared, own, health, "--", *command]
     resources: Body = {"limits": {GPU_RESOURCE: str(plan.chosen.gpus_per_node)}}
+    request = claim_request(spec, plan.chosen) if claims_devices(spec) else None
+    if request is not None:
+        resources = {"claims": [{"name": CLAIM}]}
     if facts.on_cpu:
         memory = f"{spec.accelerator.memory_gib}Gi"
         # A CPU limit would throttle the engine while the node has idle cores.
@@ -195,9 +204,11 @@ def _values(key: Key, facts: Facts, plan: Plan, role: Role, *, live: bool = True
         "image": facts.image,
         "command": command,
         "env": _with_own(env, own_env),
-        "product": None if facts.on_cpu else plan.chosen.product,
-        "product_label": PRODUCT_LABEL,
-        "gpu_resource": GPU_RESOURCE,
+        # With a claim, its selectors choose the product.
+        "node_labels": None if facts.on_cpu or request is not None else {PRODUCT_LABEL: plan.chosen.product},
+        "gpu_resource": None if facts.on_cpu else GPU_RESOURCE,
+        "claim_request": request,
+        "claims": None if request is None else pod_claims(key, request),
         "resources": resources,
         "user": container_user(spec, ENGINE_CONTAINER),
         "volume_group": volume_group(spec),
@@ -283,6 +294,9 @@ def _downloads(spec: SpecDecodeDeploymentSpec) -> list[dict[str, Any]]:
     ]
 
 
+_OF_VLLM: Final = (
+    *("node_labels", "gpu_resource", "claims", "volume_group", "downloads", "prepare", "shm_gib", "engine_config"),
+)
 RECORDING_PATH: Final = "/recording"
 USER_ID: Final = 65532
 _FOLDER: Final = "/tmp/emulated"  # noqa: S108  the pod's own
@@ -360,7 +374,7 @@ def replay_pod(key: Key, facts: Facts, plan: Plan) -> Body:
         "labels": selector_labels(key.name),
         "user": container_user(spec, ENGINE_CONTAINER, USER_ID),
         # Values that only vLLM needs.
-        **dict.fromkeys(("product", "volume_group", "downloads", "prepare", "shm_gib", "engine_config")),
+        **dict.fromkeys(_OF_VLLM),
         "volumes": [{"name": _MOUNT["name"], **volume}],
         "mounts": [_MOUNT],
         "probe_period_s": _PROBE_PERIOD_S,

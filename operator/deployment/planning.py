@@ -32,7 +32,14 @@ from specdecode_operator.enums import (
 )
 from specdecode_operator.problems import InvalidSpecError, Problem, shown_or_missing
 from specdecode_operator.sizing.arithmetic import GIB, format_gib
-from specdecode_operator.sizing.devices import MEMORY_FIELD, Device, find_device, known_products, uncalibrated_note
+from specdecode_operator.sizing.devices import (
+    MEMORY_FIELD,
+    Device,
+    find_device,
+    known_products,
+    measured_product,
+    uncalibrated_note,
+)
 from specdecode_operator.sizing.errors import PlanError, SizingError
 from specdecode_operator.sizing.kernel_support import adaptive_doubt, served_precision
 from specdecode_operator.sizing.memory.activation import verification_bytes
@@ -447,6 +454,7 @@ def _at(spec: Body, field: str) -> Any:
 
 _NODES_NAMED: Final = 3  # Nodes named per reason; the rest is counted, because clusters may have thousands
 _MOST_NODES: Final = 64  # Most nodes of one replica, which is the most GPUs that it may have in one group
+NO_NODES: Final = "NoMatchingNodes"
 LWS_MISSING: Final = "LeaderWorkerSetMissing"
 _REASONS_NAMED: Final = 4
 ASSUMED_PRODUCTS: Final = ("NVIDIA-H100-80GB-HBM3", "NVIDIA-H200")
@@ -495,7 +503,7 @@ def make_plan(
     if kept := _kept_plan(facts, nodes, previous, groups=groups):
         return kept
     if not pools:
-        return Blocked("NoMatchingNodes", _no_node_message(facts, nodes, nodes_from))
+        return Blocked(NO_NODES, _no_node_message(facts, nodes, nodes_from))
     if not _has_room(facts, pools):
         return _too_small(facts, pools)
     alone = [replace(pool, nodes=1) for pool in pools]
@@ -524,6 +532,9 @@ def _too_small(facts: Facts, pools: Sequence[GpuPool]) -> Blocked:
     asked = f"spec.parallelism: {tensor * spread.groups} GPUs per replica ({spread.at(tensor).label})"
     largest = max(pools, key=lambda pool: (pool.gpus_per_node, pool.nodes))
     most = largest.gpus_per_node
+    if _is_mig(largest.product):
+        fix = "use parallelism.tensor 1 with larger MIG devices, or whole GPUs"
+        return Blocked("NodesTooSmall", f"{asked}: an engine uses one MIG device, as NCCL cannot combine them: {fix}")
     needed = nodes_needed(replace(largest, nodes=_MOST_NODES), tensor, spread)
     if needed is not None:
         place = place_phrase(tensor * spread.groups, needed, largest.product)
@@ -532,7 +543,10 @@ def _too_small(facts: Facts, pools: Sequence[GpuPool]) -> Blocked:
             f"{asked}: needs {place}, but only {largest.nodes} {present} large enough: add nodes, or use fewer GPUs"
         )
         return Blocked("NodesTooFew", message)
+    claim = facts.spec.accelerator.resource_claim
     message = f"{asked}: no usable node has more than {most} GPUs"
+    if claim is not None and claim.count == most:
+        message = f"{asked}: each pod claims only {most} GPUs (spec.accelerator.resourceClaim.count)"
     why = f"nodes cannot share that many evenly: use at most tensor {most}, with whole stages on more nodes, such as"
     why = f"{why} tensor {most}, pipeline 2 for two"
     if spread.data > 1 and tensor * spread.pipeline > most:
@@ -610,11 +624,17 @@ def _pools(facts: Facts, nodes: Iterable[NodeFacts]) -> list[GpuPool]:
     if not largest and facts.spec.accelerator.per_node:
         # Node pools scaled to zero have no nodes, so use the numbers of the spec.
         largest = dict.fromkeys(wanted, (facts.spec.accelerator.per_node, _MOST_NODES))
-    memory_gib = facts.spec.accelerator.memory_gib_per_gpu
+    memory_gib, claim = facts.spec.accelerator.memory_gib_per_gpu, facts.spec.accelerator.resource_claim
+    most = (claim and claim.count) or max((gpus for gpus, _ in largest.values()), default=0)
     return [
-        GpuPool(product, gpus, min(count, _MOST_NODES), memory_gib)
+        GpuPool(product, min(gpus, most), 1 if _is_mig(product) else min(count, _MOST_NODES), memory_gib)
         for product, (gpus, count) in sorted(largest.items())
     ]
+
+
+def _is_mig(product: str) -> bool:
+    measured = measured_product(product)
+    return measured is not None and measured.profile is not None
 
 
 def passed_over(facts: Facts, nodes: tuple[NodeFacts, ...]) -> str:

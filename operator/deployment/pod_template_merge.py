@@ -27,6 +27,7 @@ _MERGE_KEYS = {
     "imagePullSecrets": "name",
     "hostAliases": "ip",
     "topologySpreadConstraints": "topologyKey",
+    **dict.fromkeys(("resourceClaims", "claims"), "name"),
 }
 _CONFINED: Final = {"securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}}
 # Base of added containers: leaving out a securityContext must not grant more than setting one may.
@@ -41,6 +42,8 @@ _PROTECTED_IN_ENGINE = {
     "lifecycle": "is set by the operator to drain the engine",
     "envFrom": "could override the operator's variables; list single variables in env",
 }
+CLAIM: Final = "specdecode-gpus"
+"""Name of the claim of GPUs in a pod, and of the request in the claim."""
 DOWNLOAD_TARGET, DOWNLOAD_DRAFT, DOWNLOAD_ADAPTER = "download-target", "download-draft", "download-adapter"
 PREPARE = "prepare-emulation"
 FILES_VOLUME, SOCKETS_VOLUME = "specdecode-recorder", "specdecode-sockets"
@@ -87,24 +90,41 @@ def merge(base: Any, patch: Any, field: str = "") -> Any:
     return patch
 
 
-def pod_template_problems(template: PodTemplate | None, platform: Platform | None) -> list[Problem]:
-    """Return the fields that a podTemplate must not set; a replay has no ``platform`` and no planned resources."""
+def pod_template_problems(
+    template: PodTemplate | None, platform: Platform | None, *, claims: bool = False
+) -> list[Problem]:
+    """Return the fields that a podTemplate must not set; a replay has no ``platform`` and no planned resources.
+
+    With ``claims``, pods claim their GPUs through accelerator.resourceClaim.
+    """
     if template is None:
         return []
-    spec = template.spec or {}
+    spec, planned = template.spec or {}, _PLANNED_RESOURCES[platform] if platform else {}
+    if claims:
+        planned = dict.fromkeys(planned, "spec.accelerator.resourceClaim alone, or remove that")
     own = [(f"{place}.name", name_of(volume)) for place, volume in _elements(spec, "volumes")]
     return [
         *_pod_problems(spec),
         *_metadata_problems(template.metadata or {}),
         *_list_problems(spec, _SPEC),
         *_init_container_problems(spec, replays=platform is None),
-        *_engine_problems(spec, _PLANNED_RESOURCES[platform] if platform else {}),
+        *_engine_problems(spec, planned),
+        *(_claim_problems(spec) if claims else ()),
         *(
             Problem(where, name, "is the name of a volume of the operator; rename it")
             for where, name in own
             if name in OWN_VOLUMES
         ),
     ]
+
+
+def _claim_problems(spec: dict[str, Any]) -> Iterator[Problem]:
+    place = f"{_SPEC}.resourceClaims"
+    if "resourceClaims" in spec and spec["resourceClaims"] is None:
+        yield Problem(place, "null", "would remove the claim of the GPUs; remove it")
+    for where, claim in _elements(spec, "resourceClaims"):
+        if name_of(claim) == CLAIM:
+            yield Problem(f"{where}.name", CLAIM, "is the name of the claim of the operator; rename it")
 
 
 def _metadata_problems(metadata: dict[str, Any]) -> Iterator[Problem]:

@@ -29,6 +29,7 @@ from specdecode_operator.deployment.models.model_locations import (
 from specdecode_operator.deployment.parsed_deployment import schedule_problems
 from specdecode_operator.deployment.pod_security import pod_problems
 from specdecode_operator.deployment.pod_template_merge import pod_template_problems
+from specdecode_operator.deployment.resource_claim import claims_devices, selector_problems
 from specdecode_operator.deployment.spec_facts import Facts, engine_profile, gather_facts, platform_of
 from specdecode_operator.enums import (
     AcceleratorType,
@@ -178,7 +179,8 @@ def _problems_without_models(spec: SpecDecodeDeploymentSpec, profile: EngineProf
         *adapter_problems_without_models(spec, profile),
         *further,
         *env_problems(spec.engine.env),
-        *pod_template_problems(spec.pod_template, platform if replay is None else None),
+        *selector_problems(spec),
+        *pod_template_problems(spec.pod_template, platform if replay is None else None, claims=claims_devices(spec)),
         *schedule_problems(spec.captures),
     ]
 

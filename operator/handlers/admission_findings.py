@@ -17,6 +17,7 @@ from specdecode_operator.api.crd_validation import CelError, evaluator
 from specdecode_operator.api.deployment import Key, SpecDecodeDeploymentSpec
 from specdecode_operator.api.training import SpecDecodeTrainingSpec
 from specdecode_operator.capture.preconditions import workload_blocked
+from specdecode_operator.cluster.device_slices import DeviceInventory
 from specdecode_operator.cluster.nodes import NodeFacts
 from specdecode_operator.cluster.storage_classes import StorageClasses
 from specdecode_operator.deployment.conditions import Blocked
@@ -29,6 +30,7 @@ from specdecode_operator.deployment.models.model_locations import (
 )
 from specdecode_operator.deployment.planning import ASSUMED_GPUS_PER_NODE, assumed_nodes, make_plan, planned_condition
 from specdecode_operator.deployment.pod_security import NONE_ALLOWED
+from specdecode_operator.deployment.resource_claim import usable_gpus
 from specdecode_operator.deployment.spec_facts import Facts
 from specdecode_operator.deployment.validation import (
     check_without_models,
@@ -86,6 +88,8 @@ class Terms:
     """Whether a plan that does not fit is a warning instead of an error."""
     nodes: tuple[NodeFacts, ...] | None = None
     """Nodes to plan for. None: nodes of the products that an object names, or of all known products."""
+    devices: DeviceInventory | None = None
+    """Devices to plan for if an object claims its GPUs. None: those of the nodes."""
     calibration: Calibration = UNCALIBRATED
     site_facts: Mapping[str, SiteFacts] = field(default_factory=dict)
     """Facts about models that the catalogue lacks, by model id."""
@@ -167,6 +171,8 @@ def _of_plan(key: Key, facts: Facts, terms: Terms, known: KnownModels) -> Iterat
     nodes = terms.nodes
     if nodes is None:
         nodes = assumed_nodes(facts, facts.spec.accelerator.products or known_products())
+    else:
+        nodes = usable_gpus(facts.spec, nodes, terms.devices)
     plan = make_plan(facts, nodes, None, groups=True)
     too_large = Level.WARNING if terms.does_not_fit else Level.ERROR
     if isinstance(plan, Blocked):

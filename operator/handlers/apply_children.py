@@ -8,6 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Final
 
 from specdecode_operator.api import base
@@ -42,6 +43,7 @@ from specdecode_operator.cluster.resources import (
     JOB,
     LEADER_WORKER_SET,
     POD,
+    RESOURCE_CLAIM_TEMPLATE,
     SERVICE,
     Resource,
     written_resource,
@@ -57,9 +59,15 @@ from specdecode_operator.deployment.live_recorder import DRAFT_ENTRY, recorder_n
 from specdecode_operator.deployment.models.model_facts import CONFIG_MAP_NAME, facts_config_map
 from specdecode_operator.deployment.observed.observation import Observation, rollout_of
 from specdecode_operator.deployment.parsed_deployment import ParsedDeployment
+from specdecode_operator.deployment.resource_claim import requested, template_name
 from specdecode_operator.deployment.rollout.blocked_pods import backs_off, rejections, running_pods
 from specdecode_operator.deployment.rollout.canary import is_canary
-from specdecode_operator.deployment.rollout.engine_workload import WORKLOAD_KINDS, canary_name, engine_pods
+from specdecode_operator.deployment.rollout.engine_workload import (
+    WORKLOAD_KINDS,
+    canary_name,
+    engine_pods,
+    pod_templates,
+)
 from specdecode_operator.deployment.rollout.readiness import Readiness, readiness_of, stalled, working
 from specdecode_operator.deployment.rollout.rollout_progress import (
     NO_GROUP_HISTORY,
@@ -168,7 +176,8 @@ def objects_to_delete(
     wanted = {identity(child) for child in desired.children}
     # The object's Service always has the object's name and is garbage-collected with it. Never delete another one.
     # The HTTPRoute is deleted if the spec has none, with or without a launch.
-    kept = (SERVICE.kind, HTTP_ROUTE.kind)
+    # ResourceClaimTemplates are deleted when no pod can refer to them (`EngineChildren`).
+    kept = (SERVICE.kind, HTTP_ROUTE.kind, RESOURCE_CLAIM_TEMPLATE.kind)
     unwanted = [child for child in live if identity(child) not in wanted and child["kind"] not in kept]
     if isinstance(outcome, NotLaunched):
         return [child for child in unwanted if child["kind"] == JOB.kind or is_canary(child)]
@@ -504,7 +513,7 @@ class EngineChildren(Children):
                 self.cache.put(workload["kind"], scaled)
         # Includes the child that was just applied: engines of the other kind stop when those of the new template serve.
         (successor, _), pods = self.workloads(desired), self.engine_pods()
-        unwanted = objects_to_delete(desired, owned.values(), successor, pods)
+        unwanted = [*objects_to_delete(desired, owned.values(), successor, pods), *self._unused_claims(desired)]
         for child in unwanted:
             await self.delete(child)
         self.route_blocked = await what_blocks(
@@ -519,6 +528,25 @@ class EngineChildren(Children):
         self._in_line = (
             _InLine(outcome, desired.draft_order, parent.kept_managers, wanted, before) if is_at_rest else None
         )
+
+    def _unused_claims(self, desired: DesiredState) -> list[Body]:
+        """Return the ResourceClaimTemplates to which no workload, Job or pod refers.
+
+        ReplicaSets of an earlier template start pods until a rollout is complete.
+        """
+        live = {name: child for name, child in self.owned().items() if name[0] == RESOURCE_CLAIM_TEMPLATE.kind}
+        outcome = desired.outcome
+        if not live or isinstance(outcome, NotLaunched):
+            return []
+        runs = [*self.cache.captures_of(self.key), *self.cache.trainings_of(self.key)]
+        keys = [Key(self.key.namespace, each["metadata"]["name"], each["kind"]) for each in runs]
+        jobs = [job["spec"]["template"] for key in keys for job in self.cache.children_of(key, JOB.kind)]
+        workloads = [child for child in self.owned().values() if child["kind"] in WORKLOAD_KINDS]
+        pods = [*self.cache.children_of(self.key, POD.kind), *jobs, *chain.from_iterable(map(pod_templates, workloads))]
+        requests = filter(None, (requested(mapping(pod, "metadata")) for pod in pods))
+        used = {template_name(self.key, request) for request in requests}
+        wanted = {identity(child) for child in desired.children}
+        return [child for name, child in live.items() if name not in wanted and name[1] not in used]
 
     async def _keep_route(self, parent: ParsedDeployment, routes: Sequence[Body]) -> None:
         """Apply the HTTPRoute, or delete it if the spec has none."""

@@ -41,6 +41,7 @@ from specdecode_operator.cluster.resources import (
     MODEL_FACTS_NAME,
     PERSISTENT_VOLUME_CLAIM,
     POD,
+    RESOURCE_CLAIM_TEMPLATE,
 )
 from specdecode_operator.deployment.conditions import CRASH_LOOP, WRONG_ANSWERS
 from specdecode_operator.deployment.configmap_digests import believed, digests, kept_entries, own_proofs, proofs_in
@@ -669,6 +670,8 @@ class Reconciler:
             host_paths=settings.host_paths,
             pod_template=settings.pod_template,
             has_leader_worker_sets=LEADER_WORKER_SET.kind in self._cache.optional_kinds,
+            has_resource_claims=RESOURCE_CLAIM_TEMPLATE.kind in self._cache.optional_kinds,
+            devices=self._cache.devices,
             live_token_ids=settings.token_ids_allowed(parent.key.namespace),
             operator_image=settings.operator_image,
         )

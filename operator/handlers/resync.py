@@ -26,19 +26,24 @@ from specdecode_operator.api.crds import INSTALL_CRD, crd_skew
 from specdecode_operator.api.deployment import Key
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster, ClusterError, ForbiddenError, NotFoundError
+from specdecode_operator.cluster.device_slices import UNKNOWN_DEVICES, read_inventory
 from specdecode_operator.cluster.nodes import NodeFacts
 from specdecode_operator.cluster.resources import (
     CUSTOM_RESOURCE_DEFINITION,
+    DEVICE_CLASS,
     NODE,
     OPTIONAL,
     OUR_KINDS,
     OWNED_SELECTOR,
+    RESOURCE_CLAIM_TEMPLATE,
+    RESOURCE_SLICE,
     STORAGE_CLASS,
     WATCHED,
     Resource,
 )
 from specdecode_operator.cluster.storage_classes import StorageClasses
 from specdecode_operator.deployment.requeue import Requeue
+from specdecode_operator.untrusted import mapping
 
 _OUR_KINDS: Final = tuple(OUR_KINDS.values())
 _SEEN: Final = (NODE, *WATCHED, *_OUR_KINDS)
@@ -70,6 +75,8 @@ class Relist:
         self._put_off: set[str] = set()
         """Kinds whose list failed. The other kinds are listed first, because a list may take 30 s to fail."""
         self._reported_skews: set[str] = set()
+        self._listed_devices: tuple[str, ...] | None = None
+        """Versions of the ResourceSlices and DeviceClasses that were read last."""
         self.storage_classes: StorageClasses | None = None
         """StorageClasses for warnings of the webhook; None while they are unknown."""
 
@@ -87,6 +94,7 @@ class Relist:
                 _logger.warning("%s: install the CRDs and the operator in the same version (%s)", skew, INSTALL_CRD)
             self._reported_skews = skews
         await self._list_storage_classes(cluster)
+        await self._list_devices(cluster)
 
     async def in_round(self, number: int, cluster: Cluster) -> None:
         """List the kinds that are due in a round; all kinds in round 0, because watches start after the first lists."""
@@ -94,6 +102,8 @@ class Relist:
             self.due |= self._put_off
             self._put_off.clear()
             await self._list_storage_classes(cluster)
+        if number % _ROUNDS_TO_RETRY == 0 or any(self._awaits_devices(key) for key in self._claiming()):
+            await self._list_devices(cluster)
         if number % _ROUNDS_TO_RELIST == 0:
             await self.everything(cluster)
         else:
@@ -135,6 +145,31 @@ class Relist:
         if resource in OPTIONAL:
             self._cache.optional_kinds |= {resource.kind}
         return keys if resource in _OUR_KINDS else [key for key in keys if self._cache.parent(key) is not None]
+
+    async def _list_devices(self, cluster: Cluster) -> None:
+        """List the devices that pods can claim, if an object claims some, and queue these objects if they changed."""
+        claiming = self._claiming()
+        if not claiming or RESOURCE_CLAIM_TEMPLATE.kind not in self._cache.optional_kinds:
+            return
+        try:
+            found = [await cluster.list(resource) for resource in (RESOURCE_SLICE, DEVICE_CLASS)]
+        except (NotFoundError, ForbiddenError):
+            self._cache.devices, self._listed_devices = UNKNOWN_DEVICES, None
+            return
+        versions = tuple(each["metadata"]["resourceVersion"] for bodies, _ in found for each in bodies)
+        if versions != self._listed_devices:
+            (slices, _), (classes, _) = found
+            self._cache.devices, self._listed_devices = read_inventory(slices, classes), versions
+            for key in claiming:
+                self._ask(key)
+
+    def _claiming(self) -> list[Key]:
+        """Return the objects that claim devices."""
+        specs = ((key, mapping(self._cache.parent(key) or {}, "spec")) for key in self._cache.parents(deployment.KIND))
+        return [key for key, spec in specs if mapping(mapping(spec, "accelerator"), "resourceClaim")]
+
+    def _awaits_devices(self, key: Key) -> bool:
+        return not mapping(mapping(self._cache.parent(key) or {}, "status"), "plan")
 
     async def _list_storage_classes(self, cluster: Cluster) -> None:
         if not self._is_clusterwide:  # If namespaces are named, the operator may not list them.

@@ -95,6 +95,12 @@ PRODUCT_FIELD: Final = "accelerator.products"
 _NAMED_BY_MEMORY: Final = re.compile(r"GPU of (\d+(?:\.\d+)?)GiB")
 """Product of a GPU of which only the memory is known. The blanks prevent a clash with a label's value."""
 
+UNNAMED_GPU: Final = "GPU"
+"""Stands for the product of devices whose driver names none."""
+
+_MEASURED: Final = re.compile(r"(?P<product>.+?)(-MIG-(?P<profile>.+))?-(?P<mib>[1-9]\d{0,7})MiB")
+"""Product of a device whose driver reports its memory: a GPU without figures, or a MIG device."""
+
 _MEMORY: Final = re.compile(r"\s*(\d{1,4}(?:\.\d{1,3})?)\s*(?:GiB|Gi)\s*", re.IGNORECASE)
 _LEAST_GIB: Final = 1
 _VENDOR: Final = "NVIDIA-"
@@ -143,9 +149,35 @@ def find_device(product: str, memory_gib: int | None = None) -> Device | None:
     if named:
         return Device(product, gib_to_bytes(float(named[1])), "as given", calibrated=False)
     known = _devices().get(product)
+    if known is None and (measured := measured_product(product)) is not None:
+        whole = _devices().get(measured.product)
+        capability = None if whole is None else whole.capability
+        source = "the device's ResourceSlice"
+        return Device(product, measured.memory_mib * MIB, source, capability=capability, calibrated=False)
     if known is None and memory_gib is not None:
         return Device(product, gib_to_bytes(memory_gib), MEMORY_FIELD, calibrated=False)
     return known
+
+
+@dataclass(frozen=True)
+class MeasuredProduct:
+    """A device with the memory that its driver reports."""
+
+    product: str  # Product label of the whole GPU
+    memory_mib: int
+    profile: str | None = None  # MIG profile as in labels, such as 3g.40gb; None for a whole GPU
+
+    def __str__(self) -> str:
+        """Return the name under which `find_device` knows it: ``NVIDIA-H100-80GB-HBM3-MIG-3g.40gb-40448MiB``."""
+        profile = "" if self.profile is None else f"-MIG-{self.profile}"
+        return f"{self.product}{profile}-{self.memory_mib}MiB"
+
+
+@lru_cache(maxsize=MEMO_SIZE)
+def measured_product(text: str) -> MeasuredProduct | None:
+    """Parse the name of a measured product; None for other names."""
+    found = _MEASURED.fullmatch(text)
+    return None if found is None else MeasuredProduct(found["product"], int(found["mib"]), found["profile"])
 
 
 def product_of_memory(text: str) -> str | None:

@@ -360,6 +360,8 @@ def _trainer_env(engine: Body) -> list[Body]:
 def _resources(engine: Body, gpus: int) -> Body:
     """Return the resources of the engine that writes hidden states, and of the trainer."""
     given: Body = engine.get("resources") or {}
+    if "claims" in given:  # all containers use the devices of the pod's claim
+        return {"engine_resources": given, "trainer_resources": given}
     if not gpus:
         given = {**given, "requests": {**mapping(given, "requests"), "cpu": _CPU_REQUEST}}
         return {"engine_resources": given, "trainer_resources": given}

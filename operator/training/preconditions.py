@@ -15,6 +15,7 @@ from specdecode_operator.capture.volumes import claim_of
 from specdecode_operator.cluster.quantities import quantity
 from specdecode_operator.deployment.conditions import TRUE, Blocked
 from specdecode_operator.deployment.models.model_locations import downloads_to_cache
+from specdecode_operator.deployment.resource_claim import claims_devices
 from specdecode_operator.sizing.arithmetic import format_gib
 from specdecode_operator.sizing.devices import find_device
 from specdecode_operator.sizing.geometry import ModelGeometry, SelfAttention
@@ -141,11 +142,15 @@ def trainer_blocked(spec: TrainingRun, source: CapturedDeployment) -> Blocked | 
             f" {chosen.gpus} or more in another training, or remove it"
         )
         return Blocked("TrainerWithoutGPUs" if not gpus else "TooFewGPUs", message, permanent=True)
+    if gpus > chosen.gpus and claims_devices(source.launch.facts.spec):
+        message = (
+            f"spec.trainer.gpus: {gpus}: the pod claims {chosen.place} like an engine of deployment {name}"
+            f" (spec.accelerator.resourceClaim): set it to {chosen.gpus}, or remove it"
+        )
+        return Blocked("TooManyGPUs", message, permanent=True)
     device = find_device(chosen.product)
-    if device is None:
-        return None
     memory = trainer_memory(source.launch.facts.pair.target, spec)
-    if memory.total_bytes <= device.total_bytes:
+    if device is None or memory.total_bytes <= device.total_bytes:
         return None
     message = (
         f"spec.method: {spec.method}: the trainer needs {format_gib(memory.total_bytes)} GiB per GPU (estimated:"

@@ -24,10 +24,12 @@ from specdecode_operator.cluster.resources import (
     CAPTURE_CHILDREN,
     CHILDREN,
     CUSTOM_RESOURCE_DEFINITION,
+    DEVICE_CLASS,
     EVENT,
     LEASE,
     NODE,
     POD,
+    RESOURCE_SLICE,
     SPECDECODE_CAPTURE,
     SPECDECODE_DEPLOYMENT,
     SPECDECODE_TRAINING,
@@ -42,10 +44,12 @@ NAMESPACE = Resource("v1", "Namespace", "namespaces")
 _RESOURCES = (
     *CHILDREN,
     *CAPTURE_CHILDREN,
+    DEVICE_CLASS,
     EVENT,
     LEASE,
     NODE,
     POD,
+    RESOURCE_SLICE,
     SPECDECODE_CAPTURE,
     SPECDECODE_DEPLOYMENT,
     SPECDECODE_TRAINING,
@@ -53,7 +57,7 @@ _RESOURCES = (
     CRD,
     NAMESPACE,
 )
-_CLUSTER_WIDE = (NODE, STORAGE_CLASS, CRD, NAMESPACE)
+_CLUSTER_WIDE = (DEVICE_CLASS, NODE, RESOURCE_SLICE, STORAGE_CLASS, CRD, NAMESPACE)
 _VERBS = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}
 _READING = ("get ", "list ", "watch ")
 

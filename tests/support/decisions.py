@@ -30,7 +30,7 @@ def desired_state(
     **cluster: Any,
 ) -> DesiredState:
     """Return what should exist for an object in a cluster; the rest as ClusterState has it."""
-    known: dict[str, Any] = {"operator_image": OPERATOR_IMAGE, **cluster}
+    known: dict[str, Any] = {"operator_image": OPERATOR_IMAGE, "has_resource_claims": True, **cluster}
     given = ClusterState(nodes, entries, pods, calibration=calibration, **known)
     return decision.decide(owner, given)
 

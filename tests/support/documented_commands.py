@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from tests.support.devices import GPUS, gpu, resource_slice
+
 
 @dataclass(frozen=True)
 class Page:
@@ -51,6 +53,7 @@ _JOB_ENDS: Final = f"""
     kubectl patch {_NAMESPACE} $(cat pod) --subresource=status --patch '{{"status": {{"phase": "Succeeded"}}}}'
 ) &
 """
+_DEVICES: Final = json.dumps({"apiVersion": "v1", "kind": "List", "items": [GPUS, resource_slice("h200-0", gpu())]})
 _OPERATOR: Final = "specdecode operator --health-port 0 --metrics-port 0"
 _SERVER_ANSWERS: Final = "curl --silent --retry 99 --retry-delay 1 --retry-connrefused localhost:8000/health"
 _PAIRS: Final = """
@@ -362,6 +365,13 @@ kubectl apply -f examples/llama-70b.yaml
     "docs/install/argo-cd.md": Page(cluster=True, before={"kubectl delete secret": _CHARTS}),
     "docs/serve/access.md": Page(cluster=True, names={"NAMESPACE": "default"}),
     "docs/serve/lora-adapters.md": Page(cluster=True, before={"kubectl apply -f examples": _KINDS}),
+    "docs/serve/dynamic-resource-allocation.md": Page(
+        cluster=True,
+        before={
+            "kubectl apply -f examples": _KINDS,
+            "kubectl get nodes,resourceslices": f"kubectl apply -f - <<'EOF'\n{_DEVICES}\nEOF\n",
+        },
+    ),
     "docs/serve/expose.md": Page(cluster=True, before={"kubectl apply -f examples": _KINDS}),
     "docs/install/run-locally.md": Page(
         cluster=True, before={"kubectl --namespace specdecode-system scale": f"{_NO_CHARTS}{_CHARTS}"}

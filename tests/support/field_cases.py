@@ -14,6 +14,7 @@ from specdecode_operator.api.deployment import Serving
 from specdecode_operator.cluster.nodes import NodeFacts
 from specdecode_operator.sizing.catalogue import find_entry
 from specdecode_operator.vllm.arguments import ARGUMENTS, SERVING
+from tests.support.devices import claiming
 from tests.support.objects import H100, H200, TINY_CONFIG, Body, pair_70b, tiny_cpu
 
 NODES = (NodeFacts("h200-0", H200, 8), NodeFacts("h100-0", H100, 8))
@@ -140,6 +141,8 @@ TOO_LARGE = pair_70b(
 )
 MYSTERY = pair_70b(accelerator={"products": ["NVIDIA-T1000"], "memoryGiBPerGPU": 70})
 MYSTERIES = (NodeFacts("mystery", "NVIDIA-T1000", 8),)
+CLAIMING = pair_70b(accelerator=claiming())
+TWO_H200 = (NodeFacts("h200-0", H200, 8), NodeFacts("h200-1", H200, 8))
 UNSEEN = pair_70b(accelerator={"products": [H200]})
 
 ASSUMPTION = {"weightsGiB": "16", "kvBytesPerToken": 131_072}
@@ -229,6 +232,9 @@ DEPLOYMENT_FIELDS: Mapping[str, FieldCase] = {
     "accelerator.products[]": at(H100),
     "accelerator.perNode": at(8, on=UNSEEN, nodes=()),
     "accelerator.memoryGiBPerGPU": at(80, on=MYSTERY, nodes=MYSTERIES),
+    "accelerator.resourceClaim.deviceClassName": at("gpu.nvidia.com"),
+    "accelerator.resourceClaim.selectors[]": at("device.driver != ''", on=CLAIMING),
+    "accelerator.resourceClaim.count": at(1, on=CLAIMING, nodes=TWO_H200),
     "accelerator.cpuCores": at(2, on=TINY),
     "accelerator.memoryGiB": at(9, on=TINY),
     "accelerator.kvCacheGiB": at(2, on=TINY),

@@ -45,6 +45,10 @@
 - apiGroups: [gateway.networking.k8s.io]
   resources: [httproutes]
   verbs: [get, list, watch, create, patch, delete]
+# Claim the GPUs of engines, captures and trainings, if `accelerator.resourceClaim` is set.
+- apiGroups: [resource.k8s.io]
+  resources: [resourceclaimtemplates]
+  verbs: [get, list, watch, create, patch, delete]
 # Run captures and trainings; read and download models.
 - apiGroups: [batch]
   resources: [jobs]
@@ -109,6 +113,14 @@
 - apiGroups: [""]
   resources: [nodes]
   verbs: [list, watch]
+# Read product and memory of the GPUs that engines may claim, if an object sets `accelerator.resourceClaim`.
+- apiGroups: [resource.k8s.io]
+  resources: [resourceslices]
+  verbs: [list]
+# Read which GPUs belong to the class in `accelerator.resourceClaim`.
+- apiGroups: [resource.k8s.io]
+  resources: [deviceclasses]
+  verbs: [list]
 # Check that the volume of a capture can be created before the capture borrows GPUs.
 - apiGroups: [storage.k8s.io]
   resources: [storageclasses]

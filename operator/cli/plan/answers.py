@@ -20,6 +20,7 @@ from specdecode_operator.deployment.models import model_locations
 from specdecode_operator.deployment.models.checkpoint_reader import Checkpoint, CheckpointError
 from specdecode_operator.deployment.models.checkpoints import config_of
 from specdecode_operator.deployment.planning import assumed_nodes, full_matrix, make_plan, plan_advice
+from specdecode_operator.deployment.resource_claim import usable_gpus
 from specdecode_operator.deployment.spec_facts import Facts
 from specdecode_operator.deployment.validation import check_without_models, refuse_pod_template, valid_facts
 from specdecode_operator.deployment.warnings import plan_notes, plan_warnings, spec_doubts, token_doubts
@@ -219,7 +220,9 @@ def answer(
                 known=known,
             )
         facts = valid_facts(spec, known, inputs.calibration)
-        nodes = assumed_nodes(facts, products) if inputs.nodes is None else inputs.nodes
+        nodes = assumed_nodes(facts, products)
+        if inputs.nodes is not None:
+            nodes = usable_gpus(spec, inputs.nodes, inputs.devices)
         plan = make_plan(facts, nodes, None, groups=True)
         if isinstance(plan, Blocked):
             return Answer(document, DOES_NOT_FIT, plan.message, facts)

@@ -166,6 +166,8 @@ _VOLUME_WORDS = (
     "free storage",
     "available disk",
 )
+# Of the scheduler's reasons about claims of devices (pkg/scheduler/framework/plugins/dynamicresources).
+_CLAIM_WORDS = ("resourceclaim", "resource claim", "allocate all claims", "device class")
 _LOST_REASONS = frozenset({"NodeLost", "NodeShutdown", "Shutdown", "Terminated", "Evicted"})
 # The kubelet has not loaded a Secret or ConfigMap yet. It retries within seconds, and then reports a missing one
 # (pkg/kubelet/util/manager/watch_based_manager.go, Get).
@@ -239,7 +241,10 @@ def _unscheduled(message: str) -> Blocked:
         what = message.removesuffix(". not found")
         fix = "continues when the claim exists, is bound and can be mounted on a node with room"
         return Blocked("WaitingForVolume", f"{what} ({where}); {fix}", waits=True)
-    return Blocked("Unschedulable", f"no node takes the pod: {message}", waits=True)
+    where = ""
+    if any(words in message.lower() for words in _CLAIM_WORDS):
+        where = "; spec.accelerator.resourceClaim: compare kubectl get resourceclaims and resourceslices"
+    return Blocked("Unschedulable", f"no node takes the pod: {message}{where}", waits=True)
 
 
 def _blocked_container(pod: Body, container: Body) -> Blocked | None:

@@ -26,6 +26,17 @@ GOOD = {
 target: {model: Qwen/Qwen2.5-7B-Instruct, revision: refs/pr/3}
 speculation: {method: ngram, numSpeculativeTokens: 4, ngram: {promptLookupMin: 2, promptLookupMax: 5}}
 """,
+    "claim": """
+target: {model: org/target}
+parallelism: {tensor: 4, pipeline: 2}
+accelerator:
+  resourceClaim:
+    deviceClassName: gpu.nvidia.com
+    selectors: ["device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('80Gi')) >= 0"]
+    count: 4
+  products: [NVIDIA-H200]
+  perNode: 8
+""",
     "route": """
 target: {model: org/target}
 expose: {httpRoute: {parentRefs: [{name: public, namespace: infra}], hostnames: ["*.example.com", llm.example.com]}}

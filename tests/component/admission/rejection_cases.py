@@ -210,6 +210,29 @@ BAD = {
     "memory of no product": Bad(
         "accelerator: {memoryGiBPerGPU: 48}", "spec.accelerator.products", "memoryGiBPerGPU needs the products"
     ),
+    "claim on CPU": Bad(
+        "accelerator: {type: CPU, cpuCores: 4, memoryGiB: 16, kvCacheGiB: 4, resourceClaim: {deviceClassName: a}}",
+        "spec.accelerator.resourceClaim",
+        "use type: GPU",
+    ),
+    "claim without a class": Bad(
+        "accelerator: {resourceClaim: {}}", "spec.accelerator.resourceClaim.deviceClassName", "Required"
+    ),
+    "class with a blank": Bad(
+        "accelerator: {resourceClaim: {deviceClassName: 'a b'}}",
+        "spec.accelerator.resourceClaim.deviceClassName",
+        "should match",
+    ),
+    "devices without tensor": Bad(
+        "accelerator: {resourceClaim: {deviceClassName: a, count: 2}}",
+        "spec.accelerator.resourceClaim.count",
+        "remove count to let the plan choose both",
+    ),
+    "devices that do not divide the replica": Bad(
+        "accelerator: {resourceClaim: {deviceClassName: a, count: 3}}\nparallelism: {tensor: 2, data: 2}",
+        "spec.accelerator.resourceClaim.count",
+        "does not divide the 4 GPUs",
+    ),
     "KV cache takes all memory": Bad(
         "accelerator: {type: CPU, cpuCores: 4, memoryGiB: 4, kvCacheGiB: 4}",
         "spec.accelerator.kvCacheGiB",

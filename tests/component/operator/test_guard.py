@@ -331,3 +331,11 @@ def test_a_route_reaches_the_service_of_its_object_alone(rule: dict[str, Any], p
         holds(policy, {"kind": "HTTPRoute", "metadata": {"name": "x", "labels": OURS}, "spec": {"rules": [rule]}})
         == passes
     )
+
+
+@pytest.mark.parametrize(("fields", "passes"), [({"count": 2}, True), ({"adminAccess": True}, False)])
+def test_a_claim_does_not_take_devices_of_others(fields: dict[str, Any], passes: bool) -> None:
+    (policy,) = [each for each in guard() if "Binding" not in each["kind"]]
+    requests = [{"name": "gpus", "exactly": {"deviceClassName": "gpu.nvidia.com", **fields}}]
+    body = {"kind": "ResourceClaimTemplate", "metadata": {"name": "x", "labels": OURS}}
+    assert holds(policy, {**body, "spec": {"spec": {"devices": {"requests": requests}}}}) == passes

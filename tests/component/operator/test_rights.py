@@ -2,9 +2,11 @@
 
 import pytest
 
+from devcluster.builds import binaries
 from devcluster.cluster.cluster import Cluster
 from specdecode_operator.cluster.rights import RELEASE, Scope, permissions
 from tests.support.audit import asked
+from tests.support.kubernetes import MINOR
 from tests.support.operator_process import USER
 
 ELSEWHERE = {
@@ -12,11 +14,14 @@ ELSEWHERE = {
     "delete configmaps": "commits of models, where an object no longer downloads any",
     "watch leaderworkersets.leaderworkerset.x-k8s.io": "kopf misses a kind that comes while it runs, now and then",
     "watch httproutes.gateway.networking.k8s.io": "the same",
+    "watch resourceclaimtemplates.resource.k8s.io": "the same",
     "create leases.coordination.k8s.io": "no replica waits for another here: tests of leader election",
     f"get leases.coordination.k8s.io {RELEASE}": "the same",
     f"patch leases.coordination.k8s.io {RELEASE}": "the same",
 }
 """Rights that no test of this folder uses."""
+if MINOR == binaries.OLDEST:
+    ELSEWHERE |= {each: "has no resource.k8s.io/v1" for each in permissions() if "resource.k8s.io" in each}
 
 TAKEN_AWAY = "services"
 """The kind on which there are no rights in one test: what is asked of it meanwhile depends on when watches end."""

@@ -10,9 +10,17 @@ import pytest
 
 from specdecode_operator.api.crds import capture_crd, deployment_crd
 from specdecode_operator.cli import doctor
-from specdecode_operator.cli.doctor import Finding, Grade, Unreadable, webhook_findings
+from specdecode_operator.cli.doctor import (
+    Finding,
+    Grade,
+    Unreadable,
+    device_findings,
+    gpu_findings,
+    webhook_findings,
+)
 from specdecode_operator.version import __version__
 from tests.support.certificates import DAY, made_certificate
+from tests.support.devices import gpu, resource_slice
 from tests.support.objects import H100, H200, pair_70b
 from tests.unit.deployment.test_children import pod_spec
 
@@ -108,6 +116,15 @@ def operator(
         "spec": {"template": {"spec": {"containers": containers}}},
         "status": {"availableReplicas": available},
     }
+
+
+def test_claimable_devices_are_reported_and_replace_the_device_plugin() -> None:
+    found = device_findings([resource_slice("a", gpu(), gpu(), {**gpu(), "taints": [{"effect": "NoSchedule"}]})])
+    assert [(each.grade, each.what.partition(" for ")[0]) for each in found] == [(Grade.OK, f"2 x {H200}")]
+    assert device_findings(Unreadable("no such resource")) == []
+    nodes = [{"metadata": {"name": "a"}}]
+    assert [each.grade for each in gpu_findings(nodes, [])] == [Grade.FAIL]
+    assert [each.grade for each in gpu_findings(nodes, [], can_claim=True)] == [Grade.WARN]
 
 
 def test_state_of_the_operator_is_graded() -> None:

@@ -22,6 +22,7 @@ from specdecode_operator.api.deployment_status import PlanStatus
 from specdecode_operator.cli.outputs import code
 from specdecode_operator.cli.plan.batch import CaseOutput
 from specdecode_operator.cli.plan.data import CandidateOutput, FixOutput, PrecisionOutput
+from tests.support.devices import GPUS, claiming, gpu, resource_slice
 from tests.support.golden import EXAMPLES, ROOT
 from tests.support.llama import SMALL_CONFIG
 from tests.support.objects import Body
@@ -306,6 +307,16 @@ def test_model_config_option_sizes_an_unknown_model(specdecode: Specdecode, writ
     config = write("config.json", json.dumps(SMALL_CONFIG))
     assert specdecode("plan", "-f", path, "--model-config", f"my/model={config}").exit_code == 0
     assert specdecode("plan", "-f", path, "--model-config", f"{config}").exit_code == 2
+
+
+def test_claims_are_planned_for_the_devices_in_the_file(specdecode: Specdecode, write: WriteObject) -> None:
+    path = write("a.yaml", manifest("claims", accelerator=claiming()))
+    fleet = {"kind": "List", "items": [GPUS, resource_slice("a", *[gpu()] * 8), node("b", H100, 8)]}
+    result = specdecode("plan", "-f", path, "--nodes", write("fleet.yaml", fleet), "-o", "json")
+    assert f"2 x {H200}" in result.stdout
+    assert H100 not in result.stdout
+    fleet["items"] = [GPUS, resource_slice("a", gpu("NVIDIA A100-SXM4-80GB", 81_920))]
+    assert specdecode("plan", "-f", path, "--nodes", write("fleet.yaml", fleet)).exit_code != 0
 
 
 def test_cpu_object_is_planned_without_nodes(specdecode: Specdecode, write: WriteObject) -> None:

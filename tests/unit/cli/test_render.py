@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
+from specdecode_operator.cluster.nodes import gpus_of
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from tests.support.decisions import H100_NODE, H200_NODE, desired_state
+from tests.support.devices import claiming
 from tests.support.golden import EXAMPLES
 from tests.support.objects import H100, H200
 from tests.unit.cli.conftest import Specdecode, WriteObject, manifest
@@ -69,6 +71,21 @@ def test_rendered_objects_match_those_of_the_operator(specdecode: Specdecode, wr
     assert workloads == [each for each in expected if each["kind"] == "Deployment"]
     assert kinds(found) == kinds(expected) == ["ConfigMap", "ConfigMap", "Service", "Deployment"]
     assert [each["metadata"] for each in found] == [each["metadata"] for each in expected]
+
+
+def test_capture_with_arms_claims_the_devices_of_its_deployment(specdecode: Specdecode, write: WriteObject) -> None:
+    arms = [{"name": "draft"}, {"name": "none", "speculation": {"method": "none"}}]
+    capture = {**CAPTURE, "spec": {**CAPTURE["spec"], "arms": arms, "deploymentDuringCapture": "Suspend"}}
+    body = manifest("chat", accelerator=claiming(products=[H200]))
+    found = objects(specdecode, write("a.yaml", body), write("b.yaml", capture))
+    (template,) = (each["metadata"]["name"] for each in found if each["kind"] == "ResourceClaimTemplate")
+    pods = [each["spec"]["template"] for each in found if each["kind"] in {"Deployment", "Job"}]
+    assert len(pods) == 2
+    for pod in pods:
+        assert [each["resourceClaimTemplateName"] for each in pod["spec"]["resourceClaims"]] == [template]
+        assert gpus_of(pod) == 2
+        containers = [*pod["spec"].get("initContainers", []), *pod["spec"]["containers"]]
+        assert [each["name"] for each in containers if "claims" in each.get("resources", {})] == ["engine"]
 
 
 def test_gitops_labels_and_annotations_are_not_copied_to_children(specdecode: Specdecode, write: WriteObject) -> None:

@@ -15,10 +15,13 @@ from specdecode_operator.cluster.manifests import child_labels
 from specdecode_operator.cluster.resources import (
     CONFIG_MAP,
     CUSTOM_RESOURCE_DEFINITION,
+    DEVICE_CLASS,
     MANAGED_BY_LABEL,
     MANAGER,
     NODE,
     POD,
+    RESOURCE_CLAIM_TEMPLATE,
+    RESOURCE_SLICE,
     SPECDECODE_CAPTURE,
     SPECDECODE_DEPLOYMENT,
 )
@@ -30,8 +33,9 @@ from specdecode_operator.handlers.main import OperatorState
 from specdecode_operator.handlers.resync import STALLED_S, Lists, ResyncOrder, WatchProgress
 from specdecode_operator.handlers.settings import Settings
 from tests.support.api_server import ApiServer
+from tests.support.devices import GPUS, claiming, gpu, resource_slice
 from tests.support.embedded_operator import embedded_operator, until
-from tests.support.objects import Body, tiny_cpu
+from tests.support.objects import Body, pair_70b, tiny_cpu
 from tests.unit.cluster.test_cache import body, versions
 from tests.unit.handlers.resync_rounds import LLAMA, Rounds, add, add_node, reason, stop
 from tests.unit.handlers.test_leadership import Clock
@@ -57,6 +61,36 @@ class TestResync:
         await rounds.go()
         assert f"list {SPECDECODE_DEPLOYMENT.qualified_plural}" not in api.requests
         assert f"list {SPECDECODE_CAPTURE.qualified_plural}" in api.requests
+
+    async def test_claims_wait_for_the_api_and_then_for_devices(
+        self, api: ApiServer, state: OperatorState, rounds: Rounds
+    ) -> None:
+        await state.start()
+        api.refusals[f"list {RESOURCE_CLAIM_TEMPLATE.qualified_plural}"] = (404, "no such resource")
+        add(api, spec=pair_70b(accelerator=claiming(), suspend=True))
+
+        async def comes(planned: str) -> None:
+            await rounds.go(2)
+            await until(lambda: reason(api, "Planned") == planned, lambda: f"{reason(api, 'Planned')}, not {planned}")
+
+        await comes("ResourceClaimsMissing")
+        api.refusals.clear()
+        await comes("DeviceClassNotFound")
+        api.create(DEVICE_CLASS, GPUS)
+        await comes("NoMatchingDevices")
+        api.create(RESOURCE_SLICE, resource_slice("h200-0", *[gpu()] * 8))
+        await comes("Fits")
+        api.refusals[f"list {RESOURCE_SLICE.qualified_plural}"] = (403, "no right")
+        await rounds.go(4)
+        assert not state.cache.devices.is_known
+
+    async def test_devices_are_not_listed_for_objects_without_claims(
+        self, api: ApiServer, state: OperatorState, rounds: Rounds
+    ) -> None:
+        await state.start()
+        add(api)
+        await rounds.go(20)
+        assert f"list {RESOURCE_SLICE.qualified_plural}" not in api.requests
 
     async def test_missed_deletions_are_found_by_the_next_full_list(
         self, api: ApiServer, state: OperatorState, rounds: Rounds

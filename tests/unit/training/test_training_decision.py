@@ -17,6 +17,7 @@ from specdecode_operator.training.observation import read_training
 from specdecode_operator.training.preconditions import trainer_memory
 from specdecode_operator.training.status import compose_status, training_attention
 from tests.support.captures import capture, claim, ended, observed_deployment, running
+from tests.support.devices import claiming
 from tests.support.field_cases import NODES
 from tests.support.objects import Body, pair_70b, tiny_cpu
 from tests.support.replay_field_cases import replaying
@@ -158,6 +159,12 @@ TRACE = {"dataset": {"configMap": {"name": "trace"}, "path": "a.jsonl", "format"
         ({"trainer": {"image": "i", "gpus": 1}}, {}, "TrainerGPUsOnCPU", True),
         ({"trainer": {"image": "i", "gpus": 0}}, {"deployment": on_gpus()}, "TrainerWithoutGPUs", True),
         ({"trainer": {"image": "i", "gpus": 1}}, {"deployment": on_gpus()}, "TooFewGPUs", True),
+        (
+            {"trainer": {"image": "i", "gpus": 4}},
+            {"deployment": on_gpus(pair_70b(accelerator=claiming()))},
+            "TooManyGPUs",
+            True,
+        ),
     ],
 )
 def test_what_blocks_a_training(spec: Body, seen: Body, reason: str, permanent: bool) -> None:

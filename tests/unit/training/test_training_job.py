@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from specdecode_operator.capture.observation import ObservedDeployment
-from specdecode_operator.cluster.nodes import NodeFacts
+from specdecode_operator.cluster.nodes import NodeFacts, gpus_of
 from specdecode_operator.training.files.pod_settings import read_pod_settings
 from specdecode_operator.training.job.settings import Settings, read_settings
 from tests.support.captures import OPERATOR_IMAGE, claim, observed_deployment
+from tests.support.devices import claiming
 from tests.support.objects import Body, tiny_cpu
 from tests.support.trainings import STEPS, decided, surroundings, training, training_spec
 
@@ -24,6 +25,14 @@ TLS_VARIABLE = "SPECDECODE_TLS_CERTIFICATE"
 def on_h100(**changes: Any) -> ObservedDeployment:
     spec = {**LLAMA, "parallelism": {"tensor": 2}, "serving": {"maxModelLen": 8192}, **changes}
     return observed_deployment(spec, (NodeFacts("node", "NVIDIA-H100-80GB-HBM3", 8, schedulable=True),))
+
+
+def observed_pod(deployment: ObservedDeployment) -> Body:
+    """Return the template of the engine's pods."""
+    workload = deployment.desired.workload
+    assert workload is not None
+    found: Body = workload["spec"]["template"]
+    return found
 
 
 def rendered(deployment: ObservedDeployment | None = None, seen: Body | None = None, **spec: Any) -> Body:
@@ -276,6 +285,16 @@ class TestGpus:
 
     def test_none_on_a_cpu(self) -> None:
         assert settings(rendered()).gpus == 0
+
+    def test_pod_claims_the_devices_of_an_engine_for_all_steps(self) -> None:
+        job = rendered(on_h100(accelerator=claiming()))
+        engine = observed_pod(on_h100(accelerator=claiming()))
+        template = job["spec"]["template"]
+        assert template["spec"]["resourceClaims"] == engine["spec"]["resourceClaims"]
+        with_gpus = [name for name, each in containers(job).items() if "claims" in (each.get("resources") or {})]
+        assert with_gpus == ["hidden-states", "train"]
+        assert "nvidia.com/gpu" not in str([each.get("resources") for each in containers(job).values()])
+        assert gpus_of(template) == 2
 
 
 class TestStartingHead:
