@@ -23,6 +23,7 @@ from specdecode_operator.api.deployment import Key
 from specdecode_operator.api.spec_problems import admitted_capture, admitted_object, admitted_training
 from specdecode_operator.capture.observation import ObservedDeployment
 from specdecode_operator.cli import input_files, options
+from specdecode_operator.cli.foreign_objects import converter
 from specdecode_operator.cli.options import ExitCode, allowed_names, allowed_paths, ended, hub_models, sources
 from specdecode_operator.cli.outputs import code, limited, print_json
 from specdecode_operator.cli.plan.answers import look_up
@@ -38,6 +39,7 @@ from specdecode_operator.cli.terminal import say, say_line
 from specdecode_operator.cli.text_files import STANDARD_INPUT, DocumentError, read_text
 from specdecode_operator.deployment.models.checkpoints import MODEL_UNKNOWN
 from specdecode_operator.handlers import admission_findings
+from specdecode_operator.importing.foreign import ForeignServer
 from specdecode_operator.problems import InvalidSpecError, Problem
 from specdecode_operator.sizing.calibration import UNCALIBRATED
 from specdecode_operator.training.preconditions import training_blocked
@@ -80,6 +82,8 @@ def _composed(file: str) -> tuple[yaml.Node | None, ...]:
         return ()
 
 
+_NOT_READ: Final = "NotRead"
+"""Rule of a setting, or of a server, of another project that is not understood."""
 _LATER: Final = "the operator reads it in the cluster; to check the rest here, add {options}"
 
 
@@ -111,11 +115,15 @@ def find(
     by_kind: dict[str, dict[str, input_files.Document]] = {kind: {} for kind in input_files.OUR_KINDS}
     judges = {deployment.KIND: _in_deployment, capture.KIND: _in_capture, training.KIND: _in_training}
     for each in reading.documents:
-        by_kind[each.kind][each.qualified_name] = each
+        if each.foreign is None:
+            by_kind[each.kind][each.qualified_name] = each
     found = []
     for document in reading.documents:
         try:
-            remarks = judges[document.kind](document, by_kind, inputs, terms, policies)
+            if document.foreign is not None:
+                remarks = _in_foreign(document, document.foreign, inputs, terms)
+            else:
+                remarks = judges[document.kind](document, by_kind, inputs, terms, policies)
         except InvalidSpecError as error:
             remarks = list(admission_findings.refusals(error))
         for remark in remarks:
@@ -153,6 +161,37 @@ def _in_deployment(
     key = Key(document.namespace or "default", document.name)
     sources = {each.field: each.source for each in unknown}
     return [*remarks, *admission_findings.deployment_remarks(key, spec, terms, known, unknown=sources)]
+
+
+def _in_foreign(
+    document: input_files.Document,
+    server: ForeignServer,
+    inputs: input_files.Inputs,
+    terms: admission_findings.Terms,
+) -> list[admission_findings.Remark]:
+    """Return the findings about an object of another project, in its fields; none is an error, as it is not ours."""
+    warning, rule = admission_findings.Level.WARNING, admission_findings.PLAN_WARNING
+    if server.error is not None:
+        return [admission_findings.Remark(warning, _NOT_READ, server.error)]
+    try:
+        # Whether models are on a volume that the operator may mount is not a question for this object.
+        remarks = _in_deployment(document, {}, inputs, replace(terms, host_paths=()), None)
+    except InvalidSpecError as error:
+        remarks = list(admission_findings.refusals(error))
+    found = [admission_findings.Remark(warning, _NOT_READ, each) for each in server.unread]
+    found += [admission_findings.Remark(warning, rule, Problem("", "", each)) for each in server.warnings]
+    for each in remarks:
+        level = warning if each.level is admission_findings.Level.ERROR else each.level
+        found.append(replace(each, level=level, problem=server.in_its_fields(each.problem)))
+    level = admission_findings.Level.NOTE
+    found += [
+        admission_findings.Remark(level, admission_findings.PLAN_NOTE, Problem("", "", each)) for each in server.notes
+    ]
+    named = f"{document.kind} {server.name}: "
+    return [
+        each if each.problem.field else replace(each, problem=replace(each.problem, message=named + each.problem.message))
+        for each in found
+    ]
 
 
 def _in_capture(
@@ -308,6 +347,9 @@ def lint_command(  # noqa: PLR0913  each is an option
 ) -> None:
     """Report objects that the API server, admission or the operator would reject, with the reason.
 
+    Objects of other projects that run vLLM are checked as plan reads them; their
+    findings are warnings at most.
+
     An object that fits nowhere is a warning, as in admission. The check uses
     --nodes, or else the GPU products that the object names, or else all known
     ones. An arm of a capture must fit where its deployment runs.
@@ -315,7 +357,7 @@ def lint_command(  # noqa: PLR0913  each is an option
     Exits with 0 when there are no errors, 2 when there are, 3 with --strict when
     there are warnings.
     """
-    reading = input_files.read_ours(sources(files, file), input_files.OUR_KINDS)
+    reading = input_files.read_ours(sources(files, file), input_files.OUR_KINDS, converter())
     allowed = allowed_names(allow_pod_template)
     asked = input_files.InputOptions(
         nodes, model_config or [], calibration, facts or [], hub_models(wanted=hub), allowed

@@ -21,11 +21,20 @@ from specdecode_operator.deployment.models.model_locations import (
     model_source,
 )
 from specdecode_operator.deployment.spec_facts import Facts, platform_of
-from specdecode_operator.enums import SIXTEEN_BIT_BYTES, CudagraphMode, Knowledge, Method, Platform, Precision
+from specdecode_operator.enums import (
+    METHODS_OF_FREE_LENGTH,
+    SIXTEEN_BIT_BYTES,
+    CudagraphMode,
+    Knowledge,
+    Method,
+    Platform,
+    Precision,
+)
 from specdecode_operator.problems import Problem
 from specdecode_operator.sizing.arithmetic import MIB, format_gib
 from specdecode_operator.sizing.catalogue import is_gated, is_known_name, is_variant, made_for, published_heads
 from specdecode_operator.sizing.devices import MEMORY_FIELD, find_device, memory_coefficients
+from specdecode_operator.sizing.families.draft_heads import ASSISTANTS
 from specdecode_operator.sizing.families.estimated import MORE_IN_FILES, SCALE_TOLERANCE_PERCENT
 from specdecode_operator.sizing.geometry import DeltaNet, LatentAttention, computed_in, stretched_length
 from specdecode_operator.sizing.memory.kv_cache import whole_cache
@@ -37,6 +46,7 @@ from specdecode_operator.vllm.environment import ALLOW_LONG_VARIABLE, allows_lon
 from specdecode_operator.vllm.extra_args_parser import options
 from specdecode_operator.vllm.extra_args_rules import unknown_flags
 from specdecode_operator.vllm.hf_overrides import positions_of
+from specdecode_operator.vllm.kv_transfer import KV_TRANSFER, split_transfer
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, EngineProfile
 from specdecode_operator.vllm.speculative_config import unknown_keys
 from specdecode_operator.vllm.versions import split_reference, version_of_image
@@ -79,6 +89,7 @@ def plan_warnings(facts: Facts, known: KnownModels, tensor: int) -> list[str]:
         *_unknown_flag_warnings(facts),
         *_tokenizer_warnings(facts, known),
         *_other_target_warnings(facts.pair),
+        *_split_warnings(facts),
     ]
 
 
@@ -88,7 +99,7 @@ def plan_notes(facts: Facts) -> list[str]:
         *_engine_notes(facts),
         *schedule_notes(facts.spec, facts.profile, facts.pair),
         *_uncounted_notes(facts),
-        *filter(None, [lossy_answers(facts), _route_note(facts)]),
+        *filter(None, [lossy_answers(facts), _route_note(facts), _split_note(facts)]),
     ]
 
 
@@ -484,6 +495,39 @@ def _other_target_warnings(pair: Pair) -> Iterator[str]:
     yield (
         f"draft head {pair.draft.name} was made for {' and '.join(targets)}, not for {pair.target.name}: vLLM serves "
         f"it, but few proposed tokens will be accepted; {instead}"
+    )
+
+
+_SPLIT_PAGE: Final = '(documentation: "Prefill/decode split")'
+
+
+def _split_warnings(facts: Facts) -> Iterator[str]:
+    """Yield the known faults of vLLM with speculation in a prefill/decode split."""
+    transfer = split_transfer(facts.spec.engine.extra_args, facts.profile)
+    if transfer is None or not transfer.is_nixl or facts.replay is not None:
+        return
+    draft = facts.pair.draft
+    if facts.method is Method.MTP and draft is not None and draft.architecture.startswith(ASSISTANTS):
+        yield (
+            f"{transfer.connector} does not transfer the KV cache of the draft {draft.name}, so the decode side drafts"
+            f" without the prompt and few proposed tokens are accepted (vllm-project/vllm#54926, open) {_SPLIT_PAGE}"
+        )
+    if facts.method is Method.DSPARK:
+        yield (
+            f"dspark with {transfer.connector} is reported to fail on Hopper GPUs: different numbers of KV layers if only"
+            f" the decode side drafts, a crash at the first request if both do (vllm-project/vllm#48221, open)"
+            f" {_SPLIT_PAGE}"
+        )
+
+
+def _split_note(facts: Facts) -> str | None:
+    transfer = split_transfer(facts.spec.engine.extra_args, facts.profile)
+    if transfer is None or facts.method in {Method.NONE, *METHODS_OF_FREE_LENGTH} or facts.replay is not None:
+        return None
+    return (
+        f"this engine is one side of a prefill/decode split ({KV_TRANSFER} {transfer.connector}), and the plan counts it"
+        " alone: the other side needs the same method, draft and KV cache types, and also holds the draft and its KV"
+        f" cache {_SPLIT_PAGE}"
     )
 
 

@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -14,6 +15,7 @@ from specdecode_operator.importing.spec_builder import (
     Object,
     Remarks,
     Workload,
+    broken,
     kubectl,
     name_in,
     namespace_of,
@@ -21,6 +23,7 @@ from specdecode_operator.importing.spec_builder import (
 )
 from specdecode_operator.problems import MISSING, shown
 from specdecode_operator.untrusted import mapping, name_of, objects, texts
+from specdecode_operator.vllm.kv_transfer import ServingRole
 
 MODEL_PATH: Final = "/mnt/models"
 SECRET_ANNOTATION: Final = "serving.kserve.io/secretName"  # noqa: S105 (no password)
@@ -90,7 +93,7 @@ _KEYS: Final = SOURCE_KEYS["InferenceService"]
 
 def read_inference_service(body: Object, others: Sequence[Object]) -> Workload:
     """Return the server of a predictor; ``others`` are the other objects of the input, maybe its runtime."""
-    predictor, remarks = required(body, _PREDICTOR), Remarks()
+    predictor, remarks, containers = required(body, _PREDICTOR), Remarks(), tuple[str, ...]()
     for key in ("transformer", "explainer"):
         if mapping(body, "spec").get(key):
             message = "the operator only serves the predictor: keep the InferenceService"
@@ -101,7 +104,7 @@ def read_inference_service(body: Object, others: Sequence[Object]) -> Workload:
     if objects(predictor, "containers"):
         pod = _of_pods(predictor) | {"containers": objects(predictor, "containers")}
     elif mapping(predictor, "model"):
-        pod = _of_model(body, predictor, others, remarks)
+        pod, containers = _of_model(body, predictor, others, remarks), (f"{_PREDICTOR}.model",)
     else:
         raise MigrationError(_PREDICTOR, "neither containers nor model", "set one of them")
     pod = with_token(pod, body, remarks)
@@ -114,6 +117,10 @@ def read_inference_service(body: Object, others: Sequence[Object]) -> Workload:
         name=name_in(body),
         pod=pod,
         where=f"{_PREDICTOR}.containers",
+        containers=containers,
+        flag_fields={"": f"{_PREDICTOR}.model.storageUri", "--model": f"{_PREDICTOR}.model.storageUri"}
+        if containers and mapping(predictor, "model").get("storageUri")
+        else {},
         metadata={key: mapping(predictor, key) for key in ("labels", "annotations")},
         namespace=namespace_of(body),
         spec={"replicas": least} if least is not None else {},
@@ -239,15 +246,44 @@ _LLM: Final = SOURCE_KEYS["LLMInferenceService"]
 _MORE: Final = "VLLM_ADDITIONAL_ARGS"
 
 
-def read_llm_inference_service(body: Object) -> Workload:
-    """Return the server that the controller starts for a model; raise MigrationError if it names no model."""
+_OF_WORKLOAD: Final = (
+    *("annotations", "kvCacheOffloading", "labels", "parallelism", "prefill", "replicas", "rolloutStrategy", "scaling"),
+    *("template", "worker", "baseRefs"),
+)
+"""Keys that decode engines and prefill engines have each (WorkloadSpec of KServe), and those of the whole object."""
+
+
+def read_llm_inference_service(body: Object) -> list[Workload]:
+    """Return the server that the controller starts for a model, and the server of ``spec.prefill`` if there is one.
+
+    Raise MigrationError if the object names no model.
+    """
+    spec = required(body, "spec")
+    if spec.get("prefill") is None:
+        return [_read_part(body)]
+    decode = replace(_read_part(body), role=ServingRole.DECODE, role_field="spec.prefill")
+    name = f"{name_in(body)}-prefill"
+    try:
+        shared = {key: value for key, value in spec.items() if key not in _OF_WORKLOAD}
+        part = {**shared, **required(body, "spec.prefill")}
+        metadata = {**mapping(body, "metadata"), "name": name}
+        prefill = _read_part({**body, "metadata": metadata, "spec": part}, "prefill.")
+        end = kubectl("delete", body)
+        prefill = replace(prefill, role=ServingRole.PREFILL, role_field="spec.prefill", end=end)
+    except MigrationError as error:
+        prefill = broken("LLMInferenceService", name, "spec.prefill", error, namespace_of(body))
+    return [decode, prefill]
+
+
+def _read_part(body: Object, part: str = "") -> Workload:
+    """Return the server of the object, or of the part of its spec that ``part`` names."""
     spec, remarks = required(body, "spec"), Remarks()
     model = required(body, "spec.model")
     if not model.get("uri"):
         raise MigrationError("spec.model.uri", MISSING, "must name the model, such as hf://org/name")
     for key, message in _LLM["asked"].items():
         if spec.get(key) is not None and spec[key] != []:
-            remarks.decide(f"spec.{key}", "is set", message)
+            remarks.decide(f"spec.{part if key in _OF_WORKLOAD else ''}{key}", "is set", message)
     if mapping(model, "lora"):
         remarks.decide(
             "spec.model.lora", "is set", "set the adapters with --enable-lora and --lora-modules in extraArgs"
@@ -259,21 +295,34 @@ def read_llm_inference_service(body: Object) -> Workload:
     remarks.ask_for_rest(spec, (*_LLM["read"], *_LLM["asked"]), "spec")
     remarks.drop_metadata(body, read=(SECRET_ANNOTATION,))
     speculation, draft = _read_speculator(spec, remarks)
-    pod = {**mapping(spec, "template"), "containers": _containers(body, spec, speculation, remarks)}
+    given = objects(mapping(spec, "template"), "containers")
+    flag_fields = {"": "spec.model.uri", "--model": "spec.model.uri"}
+    for key in ("tensor", "pipeline", "data"):
+        flag_fields[f"--{key}-parallel-size"] = f"spec.{part}parallelism.{key}"
+    if speculation:
+        flag_fields["--speculative-config"] = f"spec.{'speculator' if 'speculator' in spec else 'speculativeDecoding'}"
+    containers = _containers(body, spec, speculation, remarks, f"spec.{part}template", flag_fields)
+    pod = {**mapping(spec, "template"), "containers": containers}
     if draft and draft.startswith("pvc://"):
         pod = _with_claim(pod, draft.removeprefix("pvc://"), "kserve-speculator", _DRAFT_PATH)
     pod = with_token(stored(pod, str(model["uri"])), body, remarks)
     nodes, parallelism = 1, mapping(spec, "parallelism")
     pipeline = parallelism.get("pipeline")
     if mapping(spec, "worker") and (parallelism.get("data") is not None or "pipeline" not in parallelism):
-        remarks.decide("spec.worker", "is set", "import does not read how its pods share GPUs for one server: " + _KEEP)
+        where = f"spec.{part}worker"
+        remarks.decide(where, "is set", "import does not read how its pods share GPUs for one server: " + _KEEP)
     elif mapping(spec, "worker") and isinstance(pipeline, int) and pipeline > 0:
         nodes = pipeline
     return Workload(
         kind="LLMInferenceService",
         name=name_in(body),
         pod=pod,
-        where="spec.template.containers",
+        where=f"spec.{part}template.containers",
+        containers=tuple(
+            f"spec.{part}template.containers[{given.index(each)}]" if each in given else f"spec.{part}template"
+            for each in _main_first(given)
+        ),
+        flag_fields=flag_fields,
         metadata={key: mapping(spec, key) for key in ("labels", "annotations")},
         namespace=namespace_of(body),
         spec={"replicas": spec["replicas"]} if spec.get("replicas") is not None else {},
@@ -283,10 +332,22 @@ def read_llm_inference_service(body: Object) -> Workload:
     )
 
 
-def _containers(body: Object, spec: Object, speculation: Sequence[str], remarks: Remarks) -> list[Object]:
-    given = objects(mapping(spec, "template"), "containers")
+def _main_first(given: Sequence[Object]) -> list[Object]:
+    """Return the containers of a template with ``main``, which the controller adds if it is missing, first."""
     main = next((each for each in given if name_of(each) == "main"), {"name": "main"})
-    others = [each for each in given if each is not main]
+    return [main, *(each for each in given if each is not main)]
+
+
+def _containers(  # noqa: PLR0913, PLR0917  one part each
+    body: Object,
+    spec: Object,
+    speculation: Sequence[str],
+    remarks: Remarks,
+    template: str,
+    flag_fields: dict[str, str],
+) -> list[Object]:
+    """Return the containers of a pod, with the arguments of the engine; add fields of flags to ``flag_fields``."""
+    main, *others = _main_first(objects(mapping(spec, "template"), "containers"))
     if main.get("command"):
         return [main, *others]
     more: list[str] | None = None
@@ -299,15 +360,19 @@ def _containers(body: Object, spec: Object, speculation: Sequence[str], remarks:
             more = None
         if more is None:
             message = "contains arguments that import does not read: write them into args, and import again"
-            remarks.decide("spec.template.containers[main].env", _MORE, message)
+            remarks.decide(f"{template}.containers[main].env", _MORE, message)
+        for word in more or []:
+            if word.startswith("--"):
+                name = word.partition("=")[0].partition(".")[0].replace("_", "-")
+                flag_fields[name] = f"{template}.containers[main].env[{_MORE}]"
     served = str(mapping(spec, "model").get("name") or name_in(body))
-    args = [MODEL_PATH, "--served-model-name", served, "--port", "8000", *_sizes(spec, remarks), *speculation]
+    args = [MODEL_PATH, "--served-model-name", served, "--port", "8000", *_sizes(spec, remarks, template), *speculation]
     args += [*(more or []), *(word for word in texts(main, "args") if word != "--")]
     env = [each for each in objects(main, "env") if name_of(each) != _MORE]
     return [{**main, "command": ["vllm", "serve"], "args": args, "env": env}, *others]
 
 
-def _sizes(spec: Object, remarks: Remarks) -> Iterator[str]:
+def _sizes(spec: Object, remarks: Remarks, template: str) -> Iterator[str]:
     parallelism = mapping(spec, "parallelism")
     for key in ("tensor", "pipeline", "data"):
         value = parallelism.get(key)
@@ -315,7 +380,7 @@ def _sizes(spec: Object, remarks: Remarks) -> Iterator[str]:
             yield from (f"--{key}-parallel-size", str(value))
         elif value is not None:
             fix = "must be a whole number without quotes, as Kubernetes requires: correct it, and import again"
-            remarks.decide(f"spec.parallelism.{key}", shown(value), fix)
+            remarks.decide(f"{template.removesuffix('template')}parallelism.{key}", shown(value), fix)
     if parallelism.get("expert") is True:
         yield "--enable-expert-parallel"
     if spec.get("trustRemoteCode") is True:

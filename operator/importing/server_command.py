@@ -11,8 +11,9 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from specdecode_operator.cluster.manifests import KUBELET_VARIABLE, variables_in
-from specdecode_operator.importing.spec_builder import MigrationError, Object
+from specdecode_operator.importing.spec_builder import SOURCE_KEYS, MigrationError, Object
 from specdecode_operator.untrusted import name_of, objects
+from specdecode_operator.vllm.kv_transfer import ServingRole
 
 _PART: Final = re.compile(
     r"""
@@ -222,8 +223,10 @@ def _substitute(word: str, variables: Mapping[str, str | None]) -> tuple[str, bo
 
 
 _SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "zsh"})
-_SERVER_MODULES: Final = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
+_SERVER_MODULES: Final = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server", "dynamo.vllm")
 _SERVER_TEXT: Final = re.compile(r"\bvllm\s|vllm[./]entrypoints")
+_DYNAMO: Final = SOURCE_KEYS["dynamo.vllm"]
+_DYNAMO_ROLES: Final = {"--is-prefill-worker": ServingRole.PREFILL, "--is-decode-worker": ServingRole.DECODE}
 _NAMED_VARIABLE: Final = re.compile(r"\$[({]?(\w+)")
 _HARMLESS: Final = re.compile(
     r"(set( -[euxo]+| pipefail)+|(ulimit|echo) .*|true|:|#!.*|ray (start|stop|status).*"
@@ -249,6 +252,8 @@ class ServerCommand:
     """Omitted commands without effect on the server, such as ``ulimit``, as `shown` prints them."""
     others: list[str] = field(default_factory=list)
     """Omitted commands that may have an effect, as `shown` prints them."""
+    role: ServingRole | None = None
+    """Side of a prefill/decode split that Dynamo's own flags name."""
 
 
 NO_VLLM: Final = "does not run vLLM"
@@ -389,7 +394,30 @@ def _server_of(command: Command) -> ServerCommand | None:
     if arguments is None:
         return None
     program = words[0] if "/" in words[0] else None
-    return ServerCommand(arguments, env, program, command.unknown.intersection(arguments))
+    role = None
+    if "dynamo.vllm" in words[: len(words) - len(arguments)]:
+        arguments, role = _without_dynamo(arguments)
+    return ServerCommand(arguments, env, program, command.unknown.intersection(arguments), role=role)
+
+
+def _without_dynamo(words: Sequence[str]) -> tuple[list[str], ServingRole | None]:
+    """Return vLLM's arguments of a worker of Dynamo, and its side of a prefill/decode split."""
+    kept: list[str] = []
+    role, rest = None, list(words)
+    while rest:
+        word = rest.pop(0)
+        name, equals, value = word.partition("=")
+        flag = name.replace("_", "-").replace("--no-", "--", 1) if name.startswith("--") else name
+        if flag in _DYNAMO["values"]:
+            while not equals and rest and not rest[0].startswith("-"):
+                value = rest.pop(0)
+            if flag == "--disaggregation-mode" and value in set(ServingRole):
+                role = ServingRole(value)
+        elif flag in _DYNAMO["switches"]:
+            role = _DYNAMO_ROLES.get(name.replace("_", "-"), role)
+        else:
+            kept.append(word)
+    return kept, role
 
 
 def _of_python(words: Sequence[str]) -> list[str] | None:

@@ -14,8 +14,10 @@ from typing import Any, Final
 from specdecode_operator.api.deployment import KIND
 from specdecode_operator.cluster.nodes import GPU_RESOURCE
 from specdecode_operator.importing.engine_container import TOKEN_VARIABLES
+from specdecode_operator.importing.dynamo import read_graph
 from specdecode_operator.importing.kserve import read_inference_service, read_llm_inference_service
 from specdecode_operator.importing.model_sources import USUAL_CACHES
+from specdecode_operator.importing.runtimes import read_ray_service, read_vllm_runtime
 from specdecode_operator.importing.server_command import (
     MAX_CHARACTERS,
     Command,
@@ -297,16 +299,16 @@ GROUPS: Final[Mapping[str, str]] = {
     "InferenceService": "serving.kserve.io",
     "ServingRuntime": "serving.kserve.io",
     "ClusterServingRuntime": "serving.kserve.io",
+    "DynamoGraphDeployment": "nvidia.com",
+    "VLLMRuntime": "production-stack.vllm.ai",
+    "RayService": "ray.io",
 }
 
 _CREATES: Final[Mapping[tuple[str | None, str], tuple[str, str]]] = {
     ("inference.llmkube.dev", "InferenceService"): ("Deployment", "deployment"),
-    ("production-stack.vllm.ai", "VLLMRuntime"): ("Deployment", "deployment"),
     ("kaito.sh", "Workspace"): ("StatefulSet", "statefulset"),
 }
 """Kinds of other projects, with the kind that their controllers create under the same name."""
-
-_NO_SERVER: Final = "does not run vllm serve: write its engine arguments after vllm serve, and import that"
 
 
 def is_of_its_group(body: Object) -> bool:
@@ -320,17 +322,6 @@ def import_instead(body: Object) -> str | None:
     kind, group = str(body.get("kind")), _group(body)
     name, where = name_in(body), in_namespace(namespace_of(body))
     shown = f"{kind} of {body.get('apiVersion')} is not read"
-    if kind == "DynamoGraphDeployment":
-        # Dynamo names a Deployment GRAPH-SERVICE, in lower case.
-        services = mapping(mapping(body, "spec"), "services")
-        workers = ", ".join(
-            f"deployment/{name}-{service}".lower()
-            for service, spec in services.items()
-            if isinstance(spec, dict) and "vllm" in str(spec.get("extraPodSpec"))
-        )
-        return f"{shown}: {workers or 'what it creates'} {_NO_SERVER}"
-    if kind == "RayService":
-        return f"{shown}: Ray Serve {_NO_SERVER}"
     if kind == "Model" and group == "kubeai.org":
         selector = shlex.quote(f"model={name}")
         return (
@@ -506,9 +497,15 @@ _OF_KINDS: Final[Mapping[str, Callable[[Object], Workload]]] = {
     "StatefulSet": read_stateful_set,
     "Pod": read_pod,
     "LeaderWorkerSet": read_leader_worker_set,
-    "LLMInferenceService": read_llm_inference_service,
+    "VLLMRuntime": read_vllm_runtime,
 }
-KINDS: Final = (*_OF_KINDS, "InferenceService")
+_SEVERAL: Final[Mapping[str, Callable[[Object], list[Workload]]]] = {
+    "LLMInferenceService": read_llm_inference_service,
+    "DynamoGraphDeployment": read_graph,
+    "RayService": read_ray_service,
+}
+"""Kinds that may run several servers."""
+KINDS: Final = (*_OF_KINDS, *_SEVERAL, "InferenceService")
 
 READABLE: Final = (
     f"{', '.join(KINDS[:-1])} or {KINDS[-1]}, docker compose, values of the production-stack chart,"
@@ -530,8 +527,12 @@ def read_workloads(body: Object, others: Sequence[Object] = ()) -> list[Workload
     if not is_of_its_group(body):
         return []
     if kind == "InferenceService":
-        return [with_values(read_inference_service(body, others), others)]
-    return [with_values(_OF_KINDS[kind](body), others)] if kind in _OF_KINDS else []
+        found = [read_inference_service(body, others)]
+    elif kind in _SEVERAL:
+        found = _SEVERAL[kind](body)
+    else:
+        found = [_OF_KINDS[kind](body)] if kind in _OF_KINDS else []
+    return [with_values(each, others) for each in found]
 
 
 _MOST_USER_ID: Final = 2**31 - 1

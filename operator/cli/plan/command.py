@@ -8,6 +8,7 @@ import typer
 
 from specdecode_operator.cli import options
 from specdecode_operator.cli.deployment_options import Description, described_or_read, with_description
+from specdecode_operator.cli.foreign_objects import gpu_note
 from specdecode_operator.cli.input_files import InputOptions
 from specdecode_operator.cli.options import HiddenName, TableOrData, ended, fail, refuse_written
 from specdecode_operator.cli.outputs import print_data
@@ -76,13 +77,18 @@ def plan_command(  # noqa: PLR0913  each is an option
 ) -> None:
     """Show where each object would run, and what to change if it does not fit.
 
+    Objects of other projects that run vLLM are planned as they are: Deployment,
+    StatefulSet, Pod, LeaderWorkerSet, LLMInferenceService, InferenceService,
+    DynamoGraphDeployment, VLLMRuntime and RayService. For these, --engine-version
+    sets the version of vLLM if the image tag does not contain it.
+
     Instead of a file, --model and the options after it describe an object:
     specdecode plan --model meta-llama/Llama-3.1-70B-Instruct --gpu H200 --tp 2
 
     Exits with 0 when all fit (tight ones with a warning), 2 for invalid
     input, 3 with --strict when there are warnings, 4 when one does not fit,
     5 when a model is not in the catalogue (in a cluster, the operator would
-    read its config.json).
+    read its config.json), or a server of another project cannot be read.
     With --batch: 0 when all results are written, 2 when a file cannot be used
     or, with --strict, when a line has an error.
     """
@@ -111,6 +117,9 @@ def plan_command(  # noqa: PLR0913  each is an option
         every_precision=not explain and (matrix or output in (Form.JSON, Form.YAML)),
     )
     _print(result, output, explain=explain, matrix=matrix)
+    assumed = None if description.gpu or nodes else gpu_note(reading.documents)
+    for note in filter(None, (assumed, *reading.notes)):
+        say_line(f"note: {note}", err=True)
     say_what_is_missing(result.errors, result.unknown, hub=hub)
     corrected = any(place.budget.calibration for each in result.answers for place in each.matrix)
     if calibration and result.answers and not corrected:

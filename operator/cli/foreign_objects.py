@@ -1,0 +1,134 @@
+"""Replace objects of other projects that run vLLM by our own, in memory, so that `plan` and `lint` size them as they are."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from specdecode_operator.api.base import API_VERSION, Body
+from specdecode_operator.api.deployment import KIND
+from specdecode_operator.cli.input_files import Converter, Document, Found, Other
+from specdecode_operator.cluster.resources import MANAGED_BY_LABEL, MANAGER
+from specdecode_operator.importing.convert import runs_server
+from specdecode_operator.importing.foreign import ForeignServer, other_objects, read_server
+from specdecode_operator.importing.prefill_decode import split_problems
+from specdecode_operator.importing.sources import import_instead, read_workloads
+from specdecode_operator.importing.spec_builder import MigrationError, Workload, broken, name_in, namespace_of
+from specdecode_operator.problems import printable
+from specdecode_operator.redaction import clip
+from specdecode_operator.untrusted import mapping, objects
+from specdecode_operator.vllm.kv_transfer import ServingRole
+
+_RUN_VLLM: Final = ("LLMInferenceService", "InferenceService")
+"""Kinds whose controllers start vLLM although the object may not name it."""
+_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_MOST_SHOWN: Final = 400
+
+
+def converter(engine_version: str | None = None) -> Converter:
+    """Return the function that replaces objects of other projects.
+
+    ``engine_version`` is the version of vLLM of servers, for images whose tag does not tell.
+    """
+    return partial(_convert, engine_version=engine_version)
+
+
+def gpu_note(documents: Sequence[Document]) -> str | None:
+    """Return that servers do not name their GPU, so that the plan assumes some; None if all do."""
+    unnamed = [each.name for each in documents if each.foreign is not None and not each.foreign.names_gpu]
+    if not unnamed:
+        return None
+    who = unnamed[0] if len(unnamed) == 1 else f"{len(unnamed)} servers"
+    return f"{who}: no node label names the GPU, so the plan assumes H100 and H200; name the GPU with --gpu or --nodes"
+
+
+def _convert(found: Sequence[Found], engine_version: str | None) -> tuple[list[Found], tuple[str, ...]]:
+    others = [each.document for each in found if isinstance(each, Other) and each.document is not None]
+    bodies = [each.body for each in others]
+    present = {(str(each.get("kind")), name_in(each)) for each in bodies}
+    converted, left, advice = list[Found](), list[str](), list[str]()
+    for each in found:
+        document = each.document if isinstance(each, Other) else None
+        if document is None or _is_created(document.body, present):
+            converted.append(each)
+            continue
+        servers, rest = _servers(document, bodies, engine_version)
+        converted += servers or [each]
+        left += rest
+        if not servers and (instead := import_instead(document.body)):
+            advice.append(f"{document.place}: {clip(printable(instead), _MOST_SHOWN)}")
+    converted = [*_with_split_warnings(converted)]
+    if not any(isinstance(each, Document) and each.foreign for each in converted):
+        return converted, tuple(advice)
+    rest = [f"not planned, because they do not run vLLM: {printable(other_objects(left))}"] if left else []
+    return converted, (*advice, *rest)
+
+
+def _is_created(body: Body, present: set[tuple[str, str]]) -> bool:
+    """Return whether the operator or an object of the same input creates an object."""
+    metadata = mapping(body, "metadata")
+    owners = {(str(each.get("kind")), str(each.get("name"))) for each in objects(metadata, "ownerReferences")}
+    managed_by = mapping(metadata, "labels").get(MANAGED_BY_LABEL)
+    return managed_by == MANAGER or bool(owners & present) or any(kind == KIND for kind, _ in owners)
+
+
+def _servers(document: Document, bodies: Sequence[Body], version: str | None) -> tuple[list[Document], list[str]]:
+    """Return the servers of an object, and names of its parts that do not run vLLM, or of the whole object."""
+    body, kind = document.body, str(document.body.get("kind") or "a file without kind")
+    servers, left = list[Document](), list[str]()
+    if kind not in _RUN_VLLM and "vllm" not in str(body).lower():
+        return [], [clip(printable(kind), 64)]
+    try:
+        workloads = read_workloads(body, bodies)
+    except MigrationError as error:
+        workloads = [broken(kind, name_in(body), "", error, namespace_of(body))]
+    for workload in workloads:
+        if runs_server(workload):
+            servers.append(_document(document, workload, kind, version))
+        else:
+            left.append(f"{workload.name} of {kind}" if len(workloads) > 1 else kind)
+    return servers, [clip(printable(each), 96) for each in left or ([] if servers else [kind])]
+
+
+def _document(document: Document, workload: Workload, kind: str, version: str | None) -> Document:
+    server = read_server(workload, clip(printable(kind), 64), version)
+    metadata = {"name": "server"}
+    if workload.namespace is not None and _NAME.fullmatch(workload.namespace):
+        metadata["namespace"] = workload.namespace
+    made = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": server.spec}
+    return replace(document, body=made, foreign=replace(server, name=clip(server.name, 128)))
+
+
+def _with_split_warnings(found: Sequence[Found]) -> Iterator[Found]:
+    """Yield the objects, with warnings on decode sides that differ from the prefill side of their split."""
+    sides = {
+        role: [
+            each
+            for each in found
+            if isinstance(each, Document) and each.foreign and each.foreign.side and each.foreign.side.role is role
+        ]
+        for role in ServingRole
+    }
+    for each in found:
+        if not isinstance(each, Document) or each not in sides[ServingRole.DECODE] or each.foreign is None:
+            yield each
+            continue
+        server: ForeignServer = each.foreign
+        warnings = [
+            warning
+            for other in sides[ServingRole.PREFILL]
+            if _serve_together(each, other) and other.foreign is not None
+            for warning in split_problems(other.foreign.spec, server.spec, other.name)
+        ]
+        yield replace(each, foreign=replace(server, warnings=(*server.warnings, *warnings)))
+
+
+def _serve_together(decode: Document, prefill: Document) -> bool:
+    """Return whether two sides are of one object, or of one file with the same model and namespace."""
+    if decode.file != prefill.file:
+        return False
+    if decode.number == prefill.number and decode.item == prefill.item:
+        return True
+    models = [mapping(mapping(each.body, "spec"), "target").get("model") for each in (decode, prefill)]
+    return decode.namespace == prefill.namespace and models[0] == models[1]
