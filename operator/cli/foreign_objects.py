@@ -20,7 +20,7 @@ from specdecode_operator.redaction import clip
 from specdecode_operator.untrusted import mapping, objects
 from specdecode_operator.vllm.kv_transfer import ServingRole
 
-_RUN_VLLM: Final = ("LLMInferenceService", "InferenceService")
+_RUN_VLLM: Final = ("LLMInferenceService", "InferenceService", "RayService")
 """Kinds whose controllers start vLLM although the object may not name it."""
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _MOST_SHOWN: Final = 400
@@ -116,10 +116,10 @@ def _with_split_warnings(found: Sequence[Found]) -> Iterator[Found]:
             continue
         server: ForeignServer = each.foreign
         warnings = [
-            warning
+            server.in_its_fields(problem)
             for other in sides[ServingRole.PREFILL]
             if _serve_together(each, other) and other.foreign is not None
-            for warning in split_problems(other.foreign.spec, server.spec, other.name)
+            for problem in split_problems(other.foreign.spec, server.spec, other.name)
         ]
         yield replace(each, foreign=replace(server, warnings=(*server.warnings, *warnings)))
 

@@ -165,7 +165,6 @@ def read_ours(
     documents = tuple(item for item in found if isinstance(item, Document))
     errors = tuple(first_errors([item for item in found if isinstance(item, DocumentError)]))
     if not documents and not errors:
-        runs = " or server of vLLM" if convert is not None else ""
         others = list(dict.fromkeys(item.name for item in found if isinstance(item, Other)))
         but = ", ".join([*others[:_SHOWN_OTHERS], *(["more"] if len(others) > _SHOWN_OTHERS else [])])
         fix = "use another file or folder"
@@ -174,10 +173,12 @@ def read_ours(
                 "use the file of the capture's deployment, or pass both files to specdecode lint or render, which plan"
                 " each arm of the capture"
             )
-        if convert is None and any(other.partition(" ")[0] in IMPORTED for other in others):
+        if any(other.partition(" ")[0] in IMPORTED for other in others):
             fix = f"convert it with specdecode import -f {sources[0]}, or use another file or folder"
+            if convert is not None:
+                fix = "use a file with an object that runs vLLM, which none of these does"
         but = f", only {but}" if but else ""
-        message = f"{', '.join(sources)}: contains no {' or '.join(kinds)}{runs}{but}: {fix}"
+        message = f"{', '.join(sources)}: contains no {' or '.join(kinds)}{but}: {fix}"
         errors = (DocumentError(message),)
     return Reading(documents, errors, notes)
 

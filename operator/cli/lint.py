@@ -179,7 +179,7 @@ def _in_foreign(
     except InvalidSpecError as error:
         remarks = list(admission_findings.refusals(error))
     found = [admission_findings.Remark(warning, _NOT_READ, each) for each in server.unread]
-    found += [admission_findings.Remark(warning, rule, Problem("", "", each)) for each in server.warnings]
+    found += [admission_findings.Remark(warning, rule, each) for each in server.warnings]
     for each in remarks:
         level = warning if each.level is admission_findings.Level.ERROR else each.level
         found.append(replace(each, level=level, problem=server.in_its_fields(each.problem)))
@@ -322,6 +322,10 @@ def lint_command(  # noqa: PLR0913  each is an option
     allow_host_path: options.AllowHostPathOption = None,
     allow_pod_template: options.AllowPodTemplateOption = None,
     refuse_does_not_fit: options.RefuseOption = False,
+    engine_version: Annotated[
+        str | None,
+        typer.Option(help="vLLM version of servers of other projects whose image tag does not contain it."),
+    ] = None,
     storage_classes: Annotated[
         str | None,
         typer.Option(
@@ -357,7 +361,7 @@ def lint_command(  # noqa: PLR0913  each is an option
     Exits with 0 when there are no errors, 2 when there are, 3 with --strict when
     there are warnings.
     """
-    reading = input_files.read_ours(sources(files, file), input_files.OUR_KINDS, converter())
+    reading = input_files.read_ours(sources(files, file), input_files.OUR_KINDS, converter(engine_version))
     allowed = allowed_names(allow_pod_template)
     asked = input_files.InputOptions(
         nodes, model_config or [], calibration, facts or [], hub_models(wanted=hub), allowed

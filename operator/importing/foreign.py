@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from specdecode_operator.cluster.nodes import GPU_RESOURCE, PRODUCT_LABEL
+from specdecode_operator.enums import Platform
 from specdecode_operator.importing.convert import find_server, take_rollout, take_server
 from specdecode_operator.importing.engine_container import differing_defaults
 from specdecode_operator.importing.pod_template import values_of_label
 from specdecode_operator.importing.prefill_decode import PAGE, Side
 from specdecode_operator.importing.runtimes import ACCELERATOR_TYPE
 from specdecode_operator.importing.spec_builder import MigrationError, Object, SpecBuilder, Workload, withhold_secrets
-from specdecode_operator.cluster.nodes import PRODUCT_LABEL
-from specdecode_operator.enums import Platform
 from specdecode_operator.problems import Problem, shown, some_of
 from specdecode_operator.sizing.catalogue import find_entry
 from specdecode_operator.sizing.estimate_fields import CaseError, find_named_gpu
@@ -54,8 +54,8 @@ _FLAGS: Final[Mapping[str, str]] = {
     "speculation.draft.revision": f"{SPECULATIVE_OPTION} revision",
     "accelerator.products": f"the node label {PRODUCT_LABEL}",
     "engine.version": "the version of vLLM",
-    "engine.extraArgs": "the arguments",
-    "engine.env": "the variables",
+    "engine.extraArgs": "the server",
+    "engine.env": "the server",
     "replicas": "replicas",
 }
 """Flags, or other words, for fields of a spec."""
@@ -65,6 +65,9 @@ _FIELD: Final = re.compile(
 _PLACEHOLDER: Final = {"persistentVolumeClaim": {"claimName": "models"}}
 """Volume of a model whose place the operator cannot mount: sizing only needs to know that it is not on the hub."""
 
+_OF_STATUS: Final = "; check status.observed.kvCacheResidual when the engine serves"
+"""End of notes that only apply to our own objects."""
+_TOKEN: Final = {"name": "token", "key": "token"}
 _UNREAD: Final = "could not be read, so the plan does not count it"
 
 
@@ -82,7 +85,7 @@ class ForeignServer:
     """Why it cannot be read; None if it can."""
     unread: tuple[Problem, ...] = ()
     """Settings that are not in the spec although they may change the plan."""
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Problem, ...] = ()
     """Assumptions of the plan, and settings that contradict each other."""
     notes: tuple[str, ...] = ()
     """Remarks that need no change."""
@@ -111,7 +114,8 @@ class ForeignServer:
                 return Problem(self.where, f"{path} {problem.value}", message)
             return Problem(self._field(flag), f"{flag} {problem.value} (default)", message)
         origin = self.origins[known[0]]
-        return Problem(self._field(origin), origin, message)
+        value = problem.value.strip('"')
+        return Problem(self._field(origin), origin if value in origin else f"{origin} {value}", message)
 
     def _field(self, origin: str) -> str:
         """Return the field of a setting such as ``--max-model-len 8192`` or ``image NAME``."""
@@ -126,7 +130,7 @@ class ForeignServer:
 
     def in_flags(self, text: str) -> str:
         """Return a text with the flags of vLLM in place of fields of the spec."""
-        return _FIELD.sub(lambda found: _FLAGS[found[1]], text)
+        return _FIELD.sub(lambda found: _FLAGS[found[1]], text.replace(_OF_STATUS, ""))
 
     def flag_change(self, change: Change) -> Change:
         """Return a change of a field as a change of a flag."""
@@ -150,7 +154,8 @@ def _read(workload: Workload, kind: str, where: str, image: str, engine_version:
     platform, gpus, side = take_server(workload, engine_version, {}, builder)
     take_rollout(workload.spec, builder)
     _name_product(workload.pod, builder)
-    warnings = [*_version_warnings(where, image, engine_version, builder), *_model_warnings(builder)]
+    model_field = workload.flag_fields.get("", f"{where}.args")
+    warnings = [*_version_warnings(where, image, engine_version, builder), *_model_warnings(model_field, builder)]
     for path, (theirs, _) in differing_defaults(builder, platform).items():
         if path == "serving.maxNumSeqs" and isinstance(tokens := builder.get("serving.maxNumBatchedTokens"), int):
             theirs = min(theirs, tokens)  # vLLM lowers its own default, never a value that was set
@@ -159,7 +164,11 @@ def _read(workload: Workload, kind: str, where: str, image: str, engine_version:
     if platform is Platform.GPU and gpus and all(isinstance(each, int) for each in ranks):
         used = ranks[0] * ranks[1] * ranks[2]
         if used > gpus:
-            warnings.append(f"{where}.resources: the arguments use {used} GPUs, and the pods of a replica have {gpus}")
+            message = f"the arguments use {used} GPUs, more than the pods of a replica have"
+            warnings.append(Problem(f"{where}.resources", f"{GPU_RESOURCE} {gpus}", message))
+    if builder.get("models.volume") is None:
+        # Whether a download has a token is not a question of the plan.
+        builder.set("models.hubTokenSecret", _TOKEN)
     withhold_secrets(builder)
     unread = [
         each
@@ -215,7 +224,7 @@ def _product_of(value: str) -> str | None:
         return None
 
 
-def _version_warnings(where: str, image: str, wanted: str | None, builder: SpecBuilder) -> list[str]:
+def _version_warnings(where: str, image: str, wanted: str | None, builder: SpecBuilder) -> list[Problem]:
     """Set the version of vLLM, and return that it is assumed; sizing does not need the image."""
     builder.spec.get("engine", {}).pop("image", None)
     named = version_of_image(image)
@@ -223,20 +232,23 @@ def _version_warnings(where: str, image: str, wanted: str | None, builder: SpecB
     builder.set("engine.version", version)
     if wanted is not None or named == version:
         return []
-    what = f"{where}.image: {shown(image)}: does not contain a supported version" if image else f"{where}: has no image"
-    return [f"{what}, so the server is sized as vLLM {version}; set --engine-version"]
+    sized = f"sized as vLLM {version}; set --engine-version"
+    if not image:
+        return [Problem(where, "no image", f"the version of vLLM is not known: {sized}")]
+    return [Problem(f"{where}.image", shown(image), f"has no supported version of vLLM in its tag: {sized}")]
 
 
-def _model_warnings(builder: SpecBuilder) -> list[str]:
+def _model_warnings(field: str, builder: SpecBuilder) -> list[Problem]:
     """Give a model on a volume the id that clients use, if the catalogue knows it; keep other places out of the way."""
-    model, warnings = builder.get("target.model"), list[str]()
+    model, warnings = builder.get("target.model"), list[Problem]()
     if not isinstance(model, str):
         return []
     names = builder.get("serving.servedModelNames")
     known = next((each for each in names if find_entry(str(each))), None) if isinstance(names, list) else None
     draft = builder.get("speculation.draft.model")
     if find_entry(model) is None and known is not None:
-        warnings.append(f"--model {shown(model)} is sized as {shown(known)}, the name that clients use")
+        message = f"is on a volume: sized as {shown(known)}, the name that clients use"
+        warnings.append(Problem(field, shown(builder.origins.get("target.model", model)), message))
         builder.set("target.model", known)
         model = known
     addressed = [each for each in (model, draft) if isinstance(each, str) and _is_place(each)]

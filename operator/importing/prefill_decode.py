@@ -13,6 +13,7 @@ from specdecode_operator.vllm.profiles import EngineProfile
 
 PAGE: Final = 'documentation: "Prefill/decode split"'
 
+_CONFIG: Final = "--speculative-config"
 _ROLE_LABEL: Final = "llm-d.ai/role"
 """Label of the pods of llm-d's modelservice chart."""
 _DRAFT_KEEPS_CACHE: Final = (Method.DRAFT_MODEL, *METHODS_WITH_HIDDEN_STATES)
@@ -69,39 +70,36 @@ def side_problem(side: Side) -> Problem:
     return Problem(side.field, side.value, message)
 
 
-def split_problems(prefill: Object, decode: Object, name: str) -> Iterator[str]:
-    """Yield the settings in which the two sides of a split must agree and do not.
+def split_problems(prefill: Object, decode: Object, name: str) -> Iterator[Problem]:
+    """Yield the settings of the decode side in which both sides of a split must agree and do not.
 
     ``prefill`` and ``decode`` are their specs, and ``name`` is the name of the prefill side.
     """
-    of_prefill, of_decode = mapping(prefill, "speculation"), mapping(decode, "speculation")
-    methods = [str(each.get("method") or Method.NONE.value) for each in (of_prefill, of_decode)]
-    if methods[0] != methods[1] and any(method in _DRAFT_KEEPS_CACHE for method in methods):
-        yield (
-            f"speculates with {methods[1]}, and its prefill side {name} with {methods[0]}: the draft's KV cache is"
-            " transferred, so vLLM's NIXL connector rejects the other side (vllm-project/vllm#49230) or counts another"
-            f" number of layers (#48221): use the same --speculative-config on both sides ({PAGE})"
+    method, theirs = (_at(each, "speculation.method") or Method.NONE.value for each in (decode, prefill))
+    if method != theirs and (method in _DRAFT_KEEPS_CACHE or theirs in _DRAFT_KEEPS_CACHE):
+        message = (
+            f"the prefill side {name} has {theirs}: a draft has KV cache, which is transferred, so vLLM's NIXL connector"
+            " rejects the other side (vllm-project/vllm#49230), or both count different numbers of layers (#48221); use"
+            f" the same {_CONFIG} on both sides ({PAGE})"
         )
+        yield Problem("spec.speculation.method", str(method), message)
         return
-    compared = [("serving.kvCacheDtype", "--kv-cache-dtype"), ("serving.dtype", "--dtype")]
-    if methods[1] in _DRAFT_KEEPS_CACHE:
-        compared += [
-            ("speculation.draft.model", "the draft"),
-            ("speculation.draft.revision", "the revision of the draft"),
-            ("speculation.draft.quantization", "the quantization of the draft"),
-            ("speculation.extraConfig.kv_cache_dtype", "the type of the draft's KV cache"),
-        ]
-    for path, words in compared:
-        theirs, own = _at(prefill, path), _at(decode, path)
-        if theirs != own:
-            yield (
-                f"{words} is {_said(own)}, but {_said(theirs)} on its prefill side {name}: both sides must have the same"
-                f" layout of the KV cache ({PAGE})"
+    compared = ["serving.kvCacheDtype", "serving.dtype"]
+    if method in _DRAFT_KEEPS_CACHE:
+        compared += ["speculation.draft.model", "speculation.draft.revision", "speculation.draft.quantization"]
+        compared += ["speculation.extraConfig.kv_cache_dtype"]
+    for path in compared:
+        own, other = _at(decode, path), _at(prefill, path)
+        if own != other:
+            message = (
+                f"the prefill side {name} has {_said(other)}: both sides need the same layout of the KV cache; use the same"
+                f" value on both sides ({PAGE})"
             )
+            yield Problem(f"spec.{path}", _said(own), message)
 
 
 def _said(value: Any) -> str:
-    return "not set" if value is None else shown(value)
+    return "no value" if value is None else shown(value)
 
 
 def _at(spec: Object, path: str) -> Any:

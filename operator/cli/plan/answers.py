@@ -210,7 +210,7 @@ def answer(
 def _in_its_words(answer: Answer, server: ForeignServer) -> Answer:
     """Return the answer about an object of another project, with its fields and vLLM's flags."""
     problems = tuple(map(server.in_its_fields, answer.problems))
-    warnings = (*map(str, server.unread), *server.warnings, *map(server.in_flags, answer.warnings))
+    warnings = (*map(str, (*server.unread, *server.warnings)), *map(server.in_flags, answer.warnings))
     advice = (each for each in answer.advice if each not in answer.warnings)
     return replace(
         answer,
