@@ -498,6 +498,8 @@ def _other_target_warnings(pair: Pair) -> Iterator[str]:
     )
 
 
+_STALE_MTP: Final = ("0.28", "0.29", "0.30")
+"""Versions without _prefill_backoff for several MTP layers (kv_connector/v1/nixl/base_scheduler.py)."""
 _SPLIT_PAGE: Final = '(documentation: "Prefill/decode split")'
 
 
@@ -511,6 +513,12 @@ def _split_warnings(facts: Facts) -> Iterator[str]:
         yield (
             f"{transfer.connector} does not transfer the KV cache of the draft {draft.name}, so the decode side drafts"
             f" without the prompt and few proposed tokens are accepted (vllm-project/vllm#54926, open) {_SPLIT_PAGE}"
+        )
+    if facts.pair.prediction_modules > 1 and facts.pair.num_speculative_tokens > 1 and facts.profile.version in _STALE_MTP:
+        yield (
+            f"vLLM {facts.profile.version} leaves unverified tokens in the KV cache of MTP layers that {transfer.connector}"
+            f" transfers, so fewer proposed tokens are accepted; use vLLM 0.31 or newer (vllm-project/vllm#55055)"
+            f" {_SPLIT_PAGE}"
         )
     if facts.method is Method.DSPARK:
         yield (

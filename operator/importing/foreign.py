@@ -63,7 +63,7 @@ _FIELD: Final = re.compile(
     r"\b(?:spec\.)?(" + "|".join(re.escape(each) for each in sorted(_FLAGS, key=len, reverse=True)) + r")\b(?![.\w])"
 )
 _PLACEHOLDER: Final = {"persistentVolumeClaim": {"claimName": "models"}}
-"""Volume of a model whose place the operator cannot mount: sizing only needs to know that it is not on the hub."""
+"""Stands for the place of a model that is not on the hub."""
 
 _OF_STATUS: Final = "; check status.observed.kvCacheResidual when the engine serves"
 """End of notes that only apply to our own objects."""
@@ -166,9 +166,6 @@ def _read(workload: Workload, kind: str, where: str, image: str, engine_version:
         if used > gpus:
             message = f"the arguments use {used} GPUs, more than the pods of a replica have"
             warnings.append(Problem(f"{where}.resources", f"{GPU_RESOURCE} {gpus}", message))
-    if builder.get("models.volume") is None:
-        # Whether a download has a token is not a question of the plan.
-        builder.set("models.hubTokenSecret", _TOKEN)
     withhold_secrets(builder)
     unread = [
         each
@@ -251,14 +248,13 @@ def _model_warnings(field: str, builder: SpecBuilder) -> list[Problem]:
         warnings.append(Problem(field, shown(builder.origins.get("target.model", model)), message))
         builder.set("target.model", known)
         model = known
-    addressed = [each for each in (model, draft) if isinstance(each, str) and _is_place(each)]
-    if addressed and builder.get("models.volume") is None:
-        for path, each in (("target.model", model), ("speculation.draft.model", draft)):
-            if isinstance(each, str) and _is_place(each):
-                builder.set(path, re.sub(r"^[a-z0-9+]*:?/+|^\./|^~/", "", each) or each)
-        builder.set("models", {"volume": _PLACEHOLDER})
-    elif find_entry(model) is not None and builder.get("models.volume") is not None and not draft:
-        builder.spec.pop("models", None)
+    placed = builder.get("models.volume") is not None and (known is None or draft is not None)
+    for path, each in (("target.model", model), ("speculation.draft.model", draft)):
+        if isinstance(each, str) and _is_place(each):
+            builder.set(path, re.sub(r"^[a-z0-9+]*:?/+|^\./|^~/", "", each) or each)
+            placed = True
+    # Sizing only asks whether the hub has the model, and whether a download has a token.
+    builder.set("models", {"volume": _PLACEHOLDER} if placed else {"hubTokenSecret": _TOKEN})
     return warnings
 
 
