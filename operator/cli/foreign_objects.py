@@ -1,4 +1,4 @@
-"""Replace objects of other projects that run vLLM by our own, in memory, so that `plan` and `lint` size them as they are."""
+"""Replace objects of other projects that run vLLM by our own, in memory, so that `plan` and `lint` can size them."""
 
 import re
 from collections.abc import Iterator, Sequence

@@ -189,7 +189,9 @@ def _in_foreign(
     ]
     named = f"{document.kind} {server.name}: "
     return [
-        each if each.problem.field else replace(each, problem=replace(each.problem, message=named + each.problem.message))
+        each
+        if each.problem.field
+        else replace(each, problem=replace(each.problem, message=named + each.problem.message))
         for each in found
     ]
 

@@ -514,16 +514,20 @@ def _split_warnings(facts: Facts) -> Iterator[str]:
             f"{transfer.connector} does not transfer the KV cache of the draft {draft.name}, so the decode side drafts"
             f" without the prompt and few proposed tokens are accepted (vllm-project/vllm#54926, open) {_SPLIT_PAGE}"
         )
-    if facts.pair.prediction_modules > 1 and facts.pair.num_speculative_tokens > 1 and facts.profile.version in _STALE_MTP:
+    if (
+        facts.pair.prediction_modules > 1
+        and facts.pair.num_speculative_tokens > 1
+        and facts.profile.version in _STALE_MTP
+    ):
         yield (
-            f"vLLM {facts.profile.version} leaves unverified tokens in the KV cache of MTP layers that {transfer.connector}"
-            f" transfers, so fewer proposed tokens are accepted; use vLLM 0.31 or newer (vllm-project/vllm#55055)"
+            f"with {transfer.connector}, vLLM {facts.profile.version} leaves unverified tokens in the KV cache of the last"
+            " MTP layers, so fewer proposed tokens are accepted; use vLLM 0.31 or newer (vllm-project/vllm#55055)"
             f" {_SPLIT_PAGE}"
         )
     if facts.method is Method.DSPARK:
         yield (
-            f"dspark with {transfer.connector} is reported to fail on Hopper GPUs: different numbers of KV layers if only"
-            f" the decode side drafts, a crash at the first request if both do (vllm-project/vllm#48221, open)"
+            f"dspark with {transfer.connector} is reported to fail on Hopper GPUs: different numbers of KV layers if"
+            " only the decode side drafts, a crash at the first request if both do (vllm-project/vllm#48221, open)"
             f" {_SPLIT_PAGE}"
         )
 
@@ -533,9 +537,9 @@ def _split_note(facts: Facts) -> str | None:
     if transfer is None or facts.method in {Method.NONE, *METHODS_OF_FREE_LENGTH} or facts.replay is not None:
         return None
     return (
-        f"this engine is one side of a prefill/decode split ({KV_TRANSFER} {transfer.connector}), and the plan counts it"
-        " alone: the other side needs the same method, draft and KV cache types, and also holds the draft and its KV"
-        f" cache {_SPLIT_PAGE}"
+        f"this engine is one side of a prefill/decode split ({KV_TRANSFER} {transfer.connector}), and the plan counts"
+        " it alone: the other side needs the same method, draft and KV cache types, and also holds the draft and its"
+        f" KV cache {_SPLIT_PAGE}"
     )
 
 

@@ -153,7 +153,7 @@ def migrate_workload(
     selectors = [*(selector for _, selector in by_service), workload.match_labels]
     take_metadata(workload.metadata, selectors, builder)
     note_selecting(workload.pod, selectors, builder)
-    take_rollout(workload.spec, builder)
+    _take_rollout(workload.spec, builder)
     note_defaults(builder, platform)
     note_user(builder)
     if workload.outside:
@@ -274,7 +274,7 @@ def _take_split(gpus: int, builder: SpecBuilder) -> None:
         builder.own(what, "follows from spec.parallelism")
 
 
-def take_rollout(spec: Object, builder: SpecBuilder) -> None:
+def _take_rollout(spec: Object, builder: SpecBuilder) -> None:
     if "replicas" in spec:
         builder.take(f"replicas {spec['replicas']}", "replicas", spec["replicas"])
     rolling = mapping(mapping(spec, "strategy"), "rollingUpdate")

@@ -172,5 +172,3 @@ def _object(body: Object, key: str, prefix: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise MigrationError(f"{prefix}{key}", MISSING if value is None else shown(value), "must be an object")
     return value
-
-

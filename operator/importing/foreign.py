@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from specdecode_operator.cluster.nodes import GPU_RESOURCE, PRODUCT_LABEL
 from specdecode_operator.enums import Platform
-from specdecode_operator.importing.convert import find_server, take_rollout, take_server
+from specdecode_operator.importing.convert import find_server, take_server
 from specdecode_operator.importing.engine_container import differing_defaults
 from specdecode_operator.importing.pod_template import values_of_label
 from specdecode_operator.importing.prefill_decode import PAGE, Side
@@ -65,6 +65,7 @@ _FIELD: Final = re.compile(
 _PLACEHOLDER: Final = {"persistentVolumeClaim": {"claimName": "models"}}
 """Stands for the place of a model that is not on the hub."""
 
+_MOST_REPLICAS: Final = 1000
 _OF_STATUS: Final = "; check status.observed.kvCacheResidual when the engine serves"
 """End of notes that only apply to our own objects."""
 _TOKEN: Final = {"name": "token", "key": "token"}
@@ -152,14 +153,17 @@ def read_server(workload: Workload, kind: str, engine_version: str | None = None
 def _read(workload: Workload, kind: str, where: str, image: str, engine_version: str | None) -> ForeignServer:
     builder = SpecBuilder(decisions=[*workload.remarks.decisions])
     platform, gpus, side = take_server(workload, engine_version, {}, builder)
-    take_rollout(workload.spec, builder)
+    replicas = workload.spec.get("replicas")
+    if type(replicas) is int and 0 <= replicas <= _MOST_REPLICAS:
+        builder.set("replicas", replicas)
     _name_product(workload.pod, builder)
     model_field = workload.flag_fields.get("", f"{where}.args")
     warnings = [*_version_warnings(where, image, engine_version, builder), *_model_warnings(model_field, builder)]
+    tokens = builder.get("serving.maxNumBatchedTokens")
     for path, (theirs, _) in differing_defaults(builder, platform).items():
-        if path == "serving.maxNumSeqs" and isinstance(tokens := builder.get("serving.maxNumBatchedTokens"), int):
-            theirs = min(theirs, tokens)  # vLLM lowers its own default, never a value that was set
-        builder.set(path, theirs)
+        # vLLM lowers its own default of requests, never a number that was set.
+        lower = path == "serving.maxNumSeqs" and isinstance(tokens, int) and 0 < tokens < theirs
+        builder.set(path, tokens if lower else theirs)
     ranks = [builder.get(f"parallelism.{key}") or 1 for key in ("tensor", "pipeline", "data")]
     if platform is Platform.GPU and gpus and all(isinstance(each, int) for each in ranks):
         used = ranks[0] * ranks[1] * ranks[2]

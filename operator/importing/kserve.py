@@ -281,18 +281,7 @@ def _read_part(body: Object, part: str = "") -> Workload:
     model = required(body, "spec.model")
     if not model.get("uri"):
         raise MigrationError("spec.model.uri", MISSING, "must name the model, such as hf://org/name")
-    for key, message in _LLM["asked"].items():
-        if spec.get(key) is not None and spec[key] != []:
-            remarks.decide(f"spec.{part if key in _OF_WORKLOAD else ''}{key}", "is set", message)
-    if mapping(model, "lora"):
-        remarks.decide(
-            "spec.model.lora", "is set", "set the adapters with --enable-lora and --lora-modules in extraArgs"
-        )
-    if spec.get("router") is not None:
-        remarks.own("router", "routes and scheduler select pods: point them at the new Service")
-    if spec.get("rolloutStrategy"):
-        remarks.own("rolloutStrategy", ROLLS_OUT)
-    remarks.ask_for_rest(spec, (*_LLM["read"], *_LLM["asked"]), "spec")
+    _ask(spec, remarks, part)
     remarks.drop_metadata(body, read=(SECRET_ANNOTATION,))
     speculation, draft = _read_speculator(spec, remarks)
     given = objects(mapping(spec, "template"), "containers")
@@ -306,13 +295,6 @@ def _read_part(body: Object, part: str = "") -> Workload:
     if draft and draft.startswith("pvc://"):
         pod = _with_claim(pod, draft.removeprefix("pvc://"), "kserve-speculator", _DRAFT_PATH)
     pod = with_token(stored(pod, str(model["uri"])), body, remarks)
-    nodes, parallelism = 1, mapping(spec, "parallelism")
-    pipeline = parallelism.get("pipeline")
-    if mapping(spec, "worker") and (parallelism.get("data") is not None or "pipeline" not in parallelism):
-        where = f"spec.{part}worker"
-        remarks.decide(where, "is set", "import does not read how its pods share GPUs for one server: " + _KEEP)
-    elif mapping(spec, "worker") and isinstance(pipeline, int) and pipeline > 0:
-        nodes = pipeline
     return Workload(
         kind="LLMInferenceService",
         name=name_in(body),
@@ -326,10 +308,38 @@ def _read_part(body: Object, part: str = "") -> Workload:
         metadata={key: mapping(spec, key) for key in ("labels", "annotations")},
         namespace=namespace_of(body),
         spec={"replicas": spec["replicas"]} if spec.get("replicas") is not None else {},
-        nodes=nodes,
+        nodes=_nodes(spec, remarks, part),
         end=kubectl("delete", body),
         remarks=remarks,
     )
+
+
+def _ask(spec: Object, remarks: Remarks, part: str) -> None:
+    """Report what the operator does itself, and ask for the settings that the object cannot have."""
+    for key, message in _LLM["asked"].items():
+        if spec.get(key) is not None and spec[key] != []:
+            remarks.decide(f"spec.{part if key in _OF_WORKLOAD else ''}{key}", "is set", message)
+    if mapping(mapping(spec, "model"), "lora"):
+        remarks.decide(
+            "spec.model.lora", "is set", "set the adapters with --enable-lora and --lora-modules in extraArgs"
+        )
+    if spec.get("router") is not None:
+        remarks.own("router", "routes and scheduler select pods: point them at the new Service")
+    if spec.get("rolloutStrategy"):
+        remarks.own("rolloutStrategy", ROLLS_OUT)
+    remarks.ask_for_rest(spec, (*_LLM["read"], *_LLM["asked"]), "spec")
+
+
+def _nodes(spec: Object, remarks: Remarks, part: str) -> int:
+    """Return the number of nodes of a replica; ask if it is not clear how they share the work."""
+    parallelism = mapping(spec, "parallelism")
+    pipeline = parallelism.get("pipeline")
+    if mapping(spec, "worker") and (parallelism.get("data") is not None or "pipeline" not in parallelism):
+        message = "import does not read how its pods share GPUs for one server: " + _KEEP
+        remarks.decide(f"spec.{part}worker", "is set", message)
+    elif mapping(spec, "worker") and isinstance(pipeline, int) and pipeline > 0:
+        return pipeline
+    return 1
 
 
 def _main_first(given: Sequence[Object]) -> list[Object]:

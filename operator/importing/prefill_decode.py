@@ -55,7 +55,9 @@ def find_side(
         return Side(flagged, arguments, f"a {flagged} worker", transfer)
     if transfer is not None:
         role = transfer.role or labelled
-        return Side(role, workload.flag_fields.get(KV_TRANSFER, arguments), f"{KV_TRANSFER} {transfer.connector}", transfer)
+        return Side(
+            role, workload.flag_fields.get(KV_TRANSFER, arguments), f"{KV_TRANSFER} {transfer.connector}", transfer
+        )
     if labelled is not None:
         return Side(labelled, f"metadata.labels.{_ROLE_LABEL}", labelled.value, None)
     return None
@@ -78,8 +80,8 @@ def split_problems(prefill: Object, decode: Object, name: str) -> Iterator[Probl
     method, theirs = (_at(each, "speculation.method") or Method.NONE.value for each in (decode, prefill))
     if method != theirs and (method in _DRAFT_KEEPS_CACHE or theirs in _DRAFT_KEEPS_CACHE):
         message = (
-            f"the prefill side {name} has {theirs}: a draft has KV cache, which is transferred, so vLLM's NIXL connector"
-            " rejects the other side (vllm-project/vllm#49230), or both count different numbers of layers (#48221); use"
+            f"the prefill side {name} has {theirs}: a draft has KV cache, which is transferred, so vLLM's NIXL"
+            " connector rejects the other side (vllm-project/vllm#49230), or the numbers of layers differ (#48221); use"
             f" the same {_CONFIG} on both sides ({PAGE})"
         )
         yield Problem("spec.speculation.method", str(method), message)
@@ -92,8 +94,8 @@ def split_problems(prefill: Object, decode: Object, name: str) -> Iterator[Probl
         own, other = _at(decode, path), _at(prefill, path)
         if own != other:
             message = (
-                f"the prefill side {name} has {_said(other)}: both sides need the same layout of the KV cache; use the same"
-                f" value on both sides ({PAGE})"
+                f"the prefill side {name} has {_said(other)}: both sides need the same layout of the KV cache; use the"
+                f" same value on both sides ({PAGE})"
             )
             yield Problem(f"spec.{path}", _said(own), message)
 

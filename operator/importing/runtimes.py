@@ -31,7 +31,10 @@ _RUNTIME_FLAGS: Final[Mapping[str, tuple[str, str]]] = {
     "--max-loras": ("vllmConfig", "maxLoras"),
 }
 """Flags that the controller writes, with their fields (operator/internal/controller of production-stack)."""
-_RUNTIME_SWITCHES: Final = {"--enable-lora": ("model", "enableLoRA"), "--enable-auto-tool-choice": ("model", "enableTool")}
+_RUNTIME_SWITCHES: Final = {
+    "--enable-lora": ("model", "enableLoRA"),
+    "--enable-auto-tool-choice": ("model", "enableTool"),
+}
 _NO_PREFIX: Final = {"enableChunkedPrefill": "enable-chunked-prefill", "enablePrefixCaching": "enable-prefix-caching"}
 _LMCACHE: Final = '{"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both"}'
 

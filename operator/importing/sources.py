@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from specdecode_operator.api.deployment import KIND
 from specdecode_operator.cluster.nodes import GPU_RESOURCE
-from specdecode_operator.importing.engine_container import TOKEN_VARIABLES
 from specdecode_operator.importing.dynamo import read_graph
+from specdecode_operator.importing.engine_container import TOKEN_VARIABLES
 from specdecode_operator.importing.kserve import read_inference_service, read_llm_inference_service
 from specdecode_operator.importing.model_sources import USUAL_CACHES
 from specdecode_operator.importing.runtimes import read_ray_service, read_vllm_runtime

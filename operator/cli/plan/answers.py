@@ -220,7 +220,9 @@ def _in_its_words(answer: Answer, server: ForeignServer) -> Answer:
                 each,
                 explanation=server.in_flags(each.explanation),
                 fixes=tuple(
-                    replace(fix, changes=tuple(map(server.flag_change, fix.changes)), effect=server.in_flags(fix.effect))
+                    replace(
+                        fix, changes=tuple(map(server.flag_change, fix.changes)), effect=server.in_flags(fix.effect)
+                    )
                     for fix in each.fixes
                 ),
             )
