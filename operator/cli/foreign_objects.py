@@ -11,7 +11,7 @@ from specdecode_operator.api.deployment import KIND
 from specdecode_operator.cli.input_files import Converter, Document, Found, Other
 from specdecode_operator.cluster.resources import MANAGED_BY_LABEL, MANAGER
 from specdecode_operator.importing.convert import runs_server
-from specdecode_operator.importing.foreign import ForeignServer, other_objects, read_server
+from specdecode_operator.importing.foreign import other_objects, read_server
 from specdecode_operator.importing.prefill_decode import split_problems
 from specdecode_operator.importing.sources import import_instead, read_workloads
 from specdecode_operator.importing.spec_builder import MigrationError, Workload, broken, name_in, namespace_of
@@ -102,33 +102,24 @@ def _document(document: Document, workload: Workload, kind: str, version: str | 
 
 def _with_split_warnings(found: Sequence[Found]) -> Iterator[Found]:
     """Yield the objects, with warnings on decode sides that differ from the prefill side of their split."""
-    sides = {
-        role: [
-            each
-            for each in found
-            if isinstance(each, Document) and each.foreign and each.foreign.side and each.foreign.side.role is role
-        ]
-        for role in ServingRole
-    }
+    prefill: dict[tuple[object, ...], Document] = {}
+    for document in (each for each in found if isinstance(each, Document)):
+        for key in _split_keys(document, ServingRole.PREFILL):
+            prefill.setdefault(key, document)
     for each in found:
-        if not isinstance(each, Document) or each not in sides[ServingRole.DECODE] or each.foreign is None:
+        other = next((prefill[key] for key in _split_keys(each, ServingRole.DECODE) if key in prefill), None)
+        if other is None or other.foreign is None or not isinstance(each, Document) or each.foreign is None:
             yield each
             continue
-        server: ForeignServer = each.foreign
-        warnings = [
-            server.in_its_fields(problem)
-            for other in sides[ServingRole.PREFILL]
-            if _serve_together(each, other) and other.foreign is not None
-            for problem in split_problems(other.foreign.spec, server.spec, other.name)
-        ]
-        yield replace(each, foreign=replace(server, warnings=(*server.warnings, *warnings)))
+        server = each.foreign
+        problems = map(server.in_its_fields, split_problems(other.foreign.spec, server.spec, other.name))
+        yield replace(each, foreign=replace(server, warnings=(*server.warnings, *problems)))
 
 
-def _serve_together(decode: Document, prefill: Document) -> bool:
-    """Return whether two sides are of one object, or of one file with the same model and namespace."""
-    if decode.file != prefill.file:
-        return False
-    if decode.number == prefill.number and decode.item == prefill.item:
-        return True
-    models = [mapping(mapping(each.body, "spec"), "target").get("model") for each in (decode, prefill)]
-    return decode.namespace == prefill.namespace and models[0] == models[1]
+def _split_keys(found: Found, role: ServingRole) -> list[tuple[object, ...]]:
+    """Return what both sides of a split share: the object, or the file, the namespace and the model."""
+    server = found.foreign if isinstance(found, Document) else None
+    if not isinstance(found, Document) or server is None or server.side is None or server.side.role is not role:
+        return []
+    model = mapping(server.spec, "target").get("model")
+    return [(found.file, found.number, found.item), (found.file, found.namespace, "model", str(model))]

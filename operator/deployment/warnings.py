@@ -520,8 +520,8 @@ def _split_warnings(facts: Facts) -> Iterator[str]:
         and facts.profile.version in _STALE_MTP
     ):
         yield (
-            f"with {transfer.connector}, vLLM {facts.profile.version} leaves unverified tokens in the KV cache of the last"
-            " MTP layers, so fewer proposed tokens are accepted; use vLLM 0.31 or newer (vllm-project/vllm#55055)"
+            f"with {transfer.connector}, vLLM {facts.profile.version} leaves unverified tokens in the KV cache of the"
+            " last MTP layers, so fewer proposed tokens are accepted; use vLLM 0.31 or newer (vllm-project/vllm#55055)"
             f" {_SPLIT_PAGE}"
         )
     if facts.method is Method.DSPARK:

@@ -77,7 +77,7 @@ def read_vllm_runtime(body: Object) -> Workload:
     affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
     pod = {"containers": [container], "tolerations": objects(deployment, "toleration")}
     return Workload(
-        kind="VLLMRuntime",
+        kind="production-stack runtime",
         name=name_in(body),
         pod={**pod, "affinity": affinity} if terms else pod,
         where="spec.vllmConfig",
@@ -142,7 +142,7 @@ def _of_llm_config(body: Object, given: Any, where: str, role: ServingRole | Non
     }
     selector = {ACCELERATOR_TYPE: str(accelerator)} if accelerator else {}
     return Workload(
-        kind="RayService",
+        kind="Ray Serve LLM",
         name=f"{name_in(body)}-{served.rpartition('/')[2]}".lower() + (f"-{role}" if role else ""),
         pod={"containers": [container], "nodeSelector": selector},
         where=f"{where}.engine_kwargs",

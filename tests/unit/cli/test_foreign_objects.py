@@ -16,7 +16,8 @@ from specdecode_operator.cli.plan.answers import ask
 from tests.unit.cli.conftest import Specdecode, WriteObject, manifest
 from tests.unit.cli.old_deployments import LLAMA_8B, engine, with_pod
 
-DATA = Path(__file__).parents[1] / "importing" / "data"
+DATA = Path(__file__).parent / "foreign_data"
+IMPORTED = Path(__file__).parents[1] / "importing" / "data"
 EXAMPLES = Path(__file__).parents[3] / "examples"
 H100, H200 = "NVIDIA-H100-80GB-HBM3", "NVIDIA-H200"
 QWEN, HEAD = "Qwen/Qwen3-8B", "AngelSlim/Qwen3-8B_eagle3"
@@ -105,7 +106,8 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("file", SHAPES)
 def test_object_of_another_project_is_planned_as_it_is(specdecode: Specdecode, file: str) -> None:
     name, expected = SHAPES[file]
-    found = planned(specdecode, "-f", DATA / file)[name]
+    folder = DATA if (DATA / file).exists() else IMPORTED
+    found = planned(specdecode, "-f", folder / file)[name]
     source, best = found["source"], found["candidates"][0]
     assert found["verdict"] == "Fits"
     assert {key: source[key] for key in ("kind", "field", "role")} == {
@@ -323,14 +325,26 @@ def test_sides_of_other_models_are_not_compared(specdecode: Specdecode, write: W
     assert not [each for each in found["decode"]["advice"] if "the prefill side prefill has" in each]
 
 
-def test_known_fault_of_dspark_in_a_split_is_named(specdecode: Specdecode, write: WriteObject) -> None:
-    draft = json.dumps({"method": "dspark", "model": "deepseek-ai/dspark_qwen3_8b_block7", "num_speculative_tokens": 7})
-    body = split_side("kv_consumer", "--speculative-config", draft)
-    result = specdecode("lint", "-f", write("d.yaml", body), "-o", "json")
-    messages = [each["message"] for each in json.loads(result.stdout)["findings"]]
-    known = [each for each in messages if "vllm-project/vllm#48221" in each]
-    unknown = [each for each in messages if "not in the catalogue" in each]
-    assert known or unknown, messages
+@pytest.mark.parametrize(
+    ("target", "method", "draft", "report"),
+    [
+        ("Qwen/Qwen3.6-35B-A3B", "dspark", "RedHatAI/Qwen3.6-35B-A3B-speculator.dspark", "vllm-project/vllm#48221"),
+        ("google/gemma-4-26B-A4B-it", "mtp", "google/gemma-4-26B-A4B-it-assistant", "vllm-project/vllm#54926"),
+    ],
+)
+def test_known_fault_of_a_method_in_a_split_is_named(
+    specdecode: Specdecode, write: WriteObject, target: str, method: str, draft: str, report: str
+) -> None:
+    config = json.dumps({"method": method, "model": draft, "num_speculative_tokens": 3})
+    args = [target, "--speculative-config", config, "-tp", "2", "--max-model-len", "8192"]
+    transfer = '{"kv_connector": "NixlConnector", "kv_role": "kv_consumer"}'
+    found = {}
+    for name, more in (("alone", []), ("split", ["--kv-transfer-config", transfer])):
+        body = engine(*args, "--max-num-batched-tokens", "8192", *more, resources={"limits": {"nvidia.com/gpu": 2}})
+        result = specdecode("lint", "-f", write(f"{name}.yaml", body), "-o", "json")
+        found[name] = [each["message"] for each in json.loads(result.stdout)["findings"]]
+    assert [each for each in found["split"] if report in each], found
+    assert not [each for each in found["alone"] if report in each]
 
 
 def test_import_says_that_a_worker_is_one_side_of_a_split(specdecode: Specdecode) -> None:
@@ -417,7 +431,10 @@ def put(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 
 
 BODIES = [
-    body for file in sorted(DATA.glob("*.yaml")) for body in yaml.safe_load_all(file.read_text()) if "kind" in body
+    body
+    for file in sorted((*DATA.glob("*.yaml"), *IMPORTED.glob("*.yaml")))
+    for body in yaml.safe_load_all(file.read_text())
+    if "kind" in body
 ]
 
 
