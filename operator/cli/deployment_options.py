@@ -259,7 +259,13 @@ def described_or_read(description: Description, files: Sequence[str]) -> Reading
 def _with_version(reading: Reading, version: str | None) -> Reading:
     """Reject --engine-version for our own objects, which have a field for it."""
     ours = next((each for each in reading.documents if each.foreign is None), None)
-    if version is None or ours is None:
+    if version is None:
+        return reading
+    try:
+        find_profile(version)
+    except UnknownEngineVersionError as error:
+        return Reading((), (DocumentError(f"--engine-version: {version}: {error.problem.message}"),))
+    if ours is None:
         return reading
     why = f"--engine-version: {version}: {ours.name} ({ours.place}) has spec.engine.version: set it there"
     return Reading((), (DocumentError(why),))

@@ -153,8 +153,9 @@ def read_ours(
     if convert is not None:
         read, notes = convert(read)
     for item in read:
-        is_ours = isinstance(item, Document) and item.foreign is None
-        first = known.setdefault((item.kind, item.qualified_name), item) if is_ours else item
+        first = item
+        if isinstance(item, Document) and item.foreign is None:
+            first = known.setdefault((item.kind, item.qualified_name), item)
         if isinstance(item, Document) and isinstance(first, Document) and first is not item:
             what = f"{item.kind} {item.qualified_name} is also in {first.place}"
             error = DocumentError(f"{item.place}: metadata.name: {item.name}: {what}: remove or rename one")

@@ -137,6 +137,7 @@ def spec_doubts(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> list[
         *([] if untested is None else [untested]),
         *_image_doubts(spec, profile),
         *_share_doubts(spec),
+        *_split_doubts(spec, profile),
     ]
 
 
@@ -524,12 +525,19 @@ def _split_warnings(facts: Facts) -> Iterator[str]:
             " last MTP layers, so fewer proposed tokens are accepted; use vLLM 0.31 or newer (vllm-project/vllm#55055)"
             f" {_SPLIT_PAGE}"
         )
-    if facts.method is Method.DSPARK:
-        yield (
-            f"dspark with {transfer.connector} is reported to fail on Hopper GPUs: different numbers of KV layers if"
-            " only the decode side drafts, a crash at the first request if both do (vllm-project/vllm#48221, open)"
+
+
+def _split_doubts(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> Iterator[Problem]:
+    """Yield the known fault of a method in a prefill/decode split, whatever its models."""
+    transfer = split_transfer(spec.engine.extra_args, profile)
+    dspark = spec.speculation is not None and spec.speculation.method is Method.DSPARK
+    if transfer is not None and transfer.is_nixl and dspark:
+        message = (
+            f"is reported to fail on Hopper GPUs with {transfer.connector}: different numbers of KV layers if only the"
+            " decode side drafts, a crash at the first request if both do (vllm-project/vllm#48221, open)"
             f" {_SPLIT_PAGE}"
         )
+        yield Problem("spec.speculation.method", Method.DSPARK.value, message)
 
 
 def _split_note(facts: Facts) -> str | None:

@@ -1,6 +1,7 @@
 """Read the workers of NVIDIA Dynamo's DynamoGraphDeployment, in its v1alpha1 and v1beta1 forms."""
 
 import shlex
+from collections.abc import Callable
 from typing import Any, Final
 
 from specdecode_operator.cluster.nodes import GPU_RESOURCE
@@ -21,6 +22,7 @@ from specdecode_operator.vllm.kv_transfer import ServingRole
 
 KIND: Final = "DynamoGraphDeployment"
 _MOST_NODES: Final = 1024
+_Part = tuple[str, Any, str, Callable[[Object, str, Any, str], Workload | None]]
 _ROLES: Final = frozenset(ServingRole)
 _OF_DYNAMO: Final = "is read by Dynamo, which the operator does not use"
 
@@ -32,7 +34,9 @@ def read_graph(body: Object) -> list[Workload]:
         listed = spec["components"]
         if not isinstance(listed, list):
             raise MigrationError("spec.components", shown(listed), "must be a list of components")
-        parts = [(str(index), part, f"spec.components[{index}]", _component) for index, part in enumerate(listed)]
+        parts: list[_Part] = [
+            (str(index), part, f"spec.components[{index}]", _component) for index, part in enumerate(listed)
+        ]
     else:
         services = _object(spec, "services", "spec.")
         parts = [(str(name), part, f"spec.services.{name}", _service) for name, part in services.items()]

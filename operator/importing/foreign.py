@@ -121,8 +121,8 @@ class ForeignServer:
     def _field(self, origin: str) -> str:
         """Return the field of a setting such as ``--max-model-len 8192`` or ``image NAME``."""
         first = origin.partition(" ")[0]
-        if first.startswith("--"):
-            return self.flag_fields.get(first, f"{self.where}.args")
+        if first.startswith("-"):
+            return self.flag_fields.get(first.partition("=")[0].replace("_", "-"), f"{self.where}.args")
         if first in {"model", "draft", "revision"}:
             flag = "" if first == "model" else SPECULATIVE_OPTION if first == "draft" else "--revision"
             return self.flag_fields.get(flag, f"{self.where}.args")

@@ -284,7 +284,8 @@ def _read_part(body: Object, part: str = "") -> Workload:
     _ask(spec, remarks, part)
     remarks.drop_metadata(body, read=(SECRET_ANNOTATION,))
     speculation, draft = _read_speculator(spec, remarks)
-    given = objects(mapping(spec, "template"), "containers")
+    given, where = objects(mapping(spec, "template"), "containers"), f"spec.{part}template.containers"
+    ordered = _main_first(given)
     flag_fields = {"": "spec.model.uri", "--model": "spec.model.uri"}
     for key in ("tensor", "pipeline", "data"):
         flag_fields[f"--{key}-parallel-size"] = f"spec.{part}parallelism.{key}"
@@ -299,10 +300,10 @@ def _read_part(body: Object, part: str = "") -> Workload:
         kind="LLMInferenceService",
         name=name_in(body),
         pod=pod,
-        where=f"spec.{part}template.containers",
+        where=where,
         containers=tuple(
-            f"spec.{part}template.containers[{given.index(each)}]" if each in given else f"spec.{part}template"
-            for each in _main_first(given)
+            f"{where}[{position}]" if position is not None else f"spec.{part}template"
+            for position in (next((at for at, other in enumerate(given) if other is each), None) for each in ordered)
         ),
         flag_fields=flag_fields,
         metadata={key: mapping(spec, key) for key in ("labels", "annotations")},

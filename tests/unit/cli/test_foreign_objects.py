@@ -36,7 +36,7 @@ def split_side(role: str, *args: str) -> dict[str, Any]:
     """Return a Deployment of one side of a prefill/decode split."""
     transfer = json.dumps({"kv_connector": "NixlConnector", "kv_role": role})
     body = engine(QWEN, "--kv-transfer-config", transfer, *args)
-    body["metadata"]["name"] = {"kv_producer": "prefill", "kv_consumer": "decode"}.get(role, role)
+    body["metadata"]["name"] = {"kv_producer": "prefill", "kv_consumer": "decode"}.get(role, "both")
     return body
 
 
@@ -149,7 +149,7 @@ def test_settings_that_vllm_chooses_are_its_defaults_not_ours(specdecode: Specde
     ("body", "field", "value"),
     [
         (engine(LLAMA_8B, "--max-model-len", "lots"), "spec.template.spec.containers[0].args", "--max-model-len lots"),
-        (engine(LLAMA_8B, "-tp", "3"), "spec.template.spec.containers[0].args", "--tensor-parallel-size 3"),
+        (engine(LLAMA_8B, "-tp", "3"), "spec.template.spec.containers[0].args", "-tp 3"),
         (engine(LLAMA_8B, "--max-num-seqs", "0"), "spec.template.spec.containers[0].args", "--max-num-seqs 0"),
         (
             engine(LLAMA_8B, *EAGLE3[:1], '{"method": "ngram", "num_speculative_tokens": -1}'),
