@@ -34,13 +34,26 @@ def converter(engine_version: str | None = None) -> Converter:
     return partial(_convert, engine_version=engine_version)
 
 
-def gpu_note(documents: Sequence[Document]) -> str | None:
-    """Return that servers do not name their GPU, so that the plan assumes some; None if all do."""
-    unnamed = [each.name for each in documents if each.foreign is not None and not each.foreign.names_gpu]
-    if not unnamed:
-        return None
-    who = unnamed[0] if len(unnamed) == 1 else f"{len(unnamed)} servers"
-    return f"{who}: no node label names the GPU, so the plan assumes H100 and H200; name the GPU with --gpu or --nodes"
+def assumption_notes(documents: Sequence[Document], *, gpu: bool) -> Iterator[str]:
+    """Yield what the plan assumes because servers do not tell: the version of vLLM and, if asked, the GPU."""
+    servers = [each.foreign for each in documents if each.foreign is not None]
+    unnamed = [each.name for each in servers if not each.names_gpu]
+    if gpu and unnamed:
+        yield (
+            f"{_who(unnamed)}: no node label names the GPU, so the plan assumes H100 and H200; name the GPU with --gpu"
+            " or --nodes"
+        )
+    assumed = {each.name: each.assumed_version for each in servers if each.assumed_version is not None}
+    if assumed:
+        version = next(iter(assumed.values()))
+        yield (
+            f"{_who([*assumed])}: the image does not tell the version of vLLM, so the plan assumes {version}; set it"
+            " with --engine-version"
+        )
+
+
+def _who(names: Sequence[str]) -> str:
+    return printable(names[0]) if len(names) == 1 else f"{len(names)} servers"
 
 
 def _convert(found: Sequence[Found], engine_version: str | None) -> tuple[list[Found], tuple[str, ...]]:

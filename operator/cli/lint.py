@@ -184,9 +184,7 @@ def _in_foreign(
         level = warning if each.level is admission_findings.Level.ERROR else each.level
         found.append(replace(each, level=level, problem=server.in_its_fields(each.problem)))
     level = admission_findings.Level.NOTE
-    found += [
-        admission_findings.Remark(level, admission_findings.PLAN_NOTE, Problem("", "", each)) for each in server.notes
-    ]
+    found += [admission_findings.Remark(level, admission_findings.PLAN_NOTE, each) for each in server.notes]
     named = f"{document.kind} {server.name}: "
     return [
         each

@@ -4,7 +4,7 @@ The spec is only for sizing. It has vLLM's defaults, not the operator's, and lac
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -88,8 +88,10 @@ class ForeignServer:
     """Settings that are not in the spec although they may change the plan."""
     warnings: tuple[Problem, ...] = ()
     """Assumptions of the plan, and settings that contradict each other."""
-    notes: tuple[str, ...] = ()
+    notes: tuple[Problem, ...] = ()
     """Remarks that need no change."""
+    assumed_version: str | None = None
+    """Version of vLLM that is assumed because the object does not tell; None if it does."""
     side: Side | None = None
     """The side of a prefill/decode split that it is."""
     origins: Mapping[str, str] = field(default_factory=dict)
@@ -158,7 +160,8 @@ def _read(workload: Workload, kind: str, where: str, image: str, engine_version:
         builder.set("replicas", replicas)
     _name_product(workload.pod, builder)
     model_field = workload.flag_fields.get("", f"{where}.args")
-    warnings = [*_version_warnings(where, image, engine_version, builder), *_model_warnings(model_field, builder)]
+    assumed = _take_version(image, engine_version, builder)
+    warnings = _model_warnings(model_field, builder)
     tokens = builder.get("serving.maxNumBatchedTokens")
     for path, (theirs, _) in differing_defaults(builder, platform).items():
         # vLLM lowers its own default of requests, never a number that was set.
@@ -182,9 +185,8 @@ def _read(workload: Workload, kind: str, where: str, image: str, engine_version:
         where=where,
         spec={key: builder.spec[key] for key in _SIZED if key in builder.spec},
         warnings=tuple(warnings),
-        notes=()
-        if side is None
-        else (f"{side.field}: this server is {side.phrase} of a prefill/decode split, and is planned alone ({PAGE})",),
+        notes=tuple(_notes(where, image, assumed, side)),
+        assumed_version=assumed,
         side=side,
         origins=dict(builder.origins),
         flag_fields=workload.flag_fields,
@@ -225,18 +227,22 @@ def _product_of(value: str) -> str | None:
         return None
 
 
-def _version_warnings(where: str, image: str, wanted: str | None, builder: SpecBuilder) -> list[Problem]:
-    """Set the version of vLLM, and return that it is assumed; sizing does not need the image."""
+def _take_version(image: str, wanted: str | None, builder: SpecBuilder) -> str | None:
+    """Set the version of vLLM, and return it if it is assumed; sizing does not need the image."""
     builder.spec.get("engine", {}).pop("image", None)
     named = version_of_image(image)
     version = wanted or builder.get("engine.version") or (named if named in KNOWN_VERSIONS else KNOWN_VERSIONS[-1])
     builder.set("engine.version", version)
-    if wanted is not None or named == version:
-        return []
-    sized = f"sized as vLLM {version}; set --engine-version"
-    if not image:
-        return [Problem(where, "no image", f"the version of vLLM is not known: {sized}")]
-    return [Problem(f"{where}.image", shown(image), f"has no supported version of vLLM in its tag: {sized}")]
+    return None if wanted is not None or named == version else str(version)
+
+
+def _notes(where: str, image: str, assumed: str | None, side: Side | None) -> Iterator[Problem]:
+    if assumed is not None:
+        message = f"does not tell a supported version of vLLM: sized as {assumed}; set --engine-version"
+        yield Problem(f"{where}.image", shown(image), message) if image else Problem(where, "no image", message)
+    if side is not None:
+        message = f"this server is {side.phrase} of a prefill/decode split, and is planned alone ({PAGE})"
+        yield Problem(side.field, side.value, message)
 
 
 def _model_warnings(field: str, builder: SpecBuilder) -> list[Problem]:

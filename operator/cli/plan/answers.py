@@ -230,7 +230,7 @@ def _in_its_words(answer: Answer, server: ForeignServer) -> Answer:
         ),
         choice=server.in_flags(answer.choice),
         warnings=warnings,
-        advice=(*map(server.in_flags, advice), *server.notes, *warnings),
+        advice=(*map(server.in_flags, advice), *map(str, server.notes), *warnings),
         problems=problems,
         # The object has no field for the facts of a model.
         unknown=tuple(replace(each, field="") for each in answer.unknown),

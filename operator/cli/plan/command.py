@@ -8,7 +8,7 @@ import typer
 
 from specdecode_operator.cli import options
 from specdecode_operator.cli.deployment_options import Description, described_or_read, with_description
-from specdecode_operator.cli.foreign_objects import gpu_note
+from specdecode_operator.cli.foreign_objects import assumption_notes
 from specdecode_operator.cli.input_files import InputOptions
 from specdecode_operator.cli.options import HiddenName, TableOrData, ended, fail, refuse_written
 from specdecode_operator.cli.outputs import print_data
@@ -117,8 +117,8 @@ def plan_command(  # noqa: PLR0913  each is an option
         every_precision=not explain and (matrix or output in (Form.JSON, Form.YAML)),
     )
     _print(result, output, explain=explain, matrix=matrix)
-    assumed = None if description.gpu or nodes else gpu_note(reading.documents)
-    for note in filter(None, (assumed, *reading.notes)):
+    assumed = assumption_notes(reading.documents, gpu=not (description.gpu or nodes))
+    for note in (*assumed, *reading.notes):
         say_line(f"note: {note}", err=True)
     say_what_is_missing(result.errors, result.unknown, hub=hub)
     corrected = any(place.budget.calibration for each in result.answers for place in each.matrix)

@@ -252,10 +252,12 @@ def test_one_message_asks_for_the_gpu_of_all_servers(specdecode: Specdecode, wri
 
 def test_engine_version_is_for_images_that_do_not_tell(specdecode: Specdecode, write: WriteObject) -> None:
     path = write("d.yaml", engine(image="example.com/vllm:latest"))
-    assert "containers[0].image" in specdecode("plan", "-f", path).stderr
+    assert "--engine-version" in specdecode("plan", "-f", path).stderr
     told = specdecode("plan", "-f", path, "--engine-version", "0.30")
-    assert "containers[0].image" not in told.stderr
+    assert "--engine-version" not in told.stderr
     assert "vLLM 0.30" in told.stdout
+    unknown = specdecode("plan", "-f", path, "--engine-version", "newest")
+    assert (unknown.exit_code, unknown.stderr.count("--engine-version: newest")) == (INVALID, 1)
     refused = specdecode("plan", "-f", write("o.yaml", manifest("ours")), "--engine-version", "0.30")
     assert refused.exit_code == INVALID
     assert "spec.engine.version" in refused.stderr

@@ -10,7 +10,8 @@ from specdecode_operator.importing.spec_builder import Workload
 
 def read(**spec: Any) -> Workload:
     body = {"metadata": {"name": "chat"}, "spec": {"model": {"uri": "hf://a/b", "name": "a/b"}, **spec}}
-    return read_llm_inference_service(body)
+    (workload,) = read_llm_inference_service(body)
+    return workload
 
 
 def asked(workload: Workload) -> str:
