@@ -15,8 +15,7 @@ from specdecode_operator.api.base import API_VERSION
 from specdecode_operator.api.deployment import KIND
 from specdecode_operator.api.deployment_rules import NAME_MAX_LENGTH
 from specdecode_operator.cli import completion
-from specdecode_operator.cli.foreign_objects import converter
-from specdecode_operator.cli.input_files import Document, Reading, read_deployments
+from specdecode_operator.cli.input_files import Document, Reading, foreign_converter, read_deployments
 from specdecode_operator.cli.options import HiddenName, VersionOption
 from specdecode_operator.cli.text_files import DocumentError
 from specdecode_operator.enums import Method
@@ -246,7 +245,9 @@ def described_or_read(description: Description, files: Sequence[str]) -> Reading
     """Return the object that the options describe or, without such options, the objects in the files."""
     with_files = Description(gpu=description.gpu, engine_version=description.engine_version)
     if description.is_empty or (files and description == with_files):
-        return _with_version(read_deployments(files, converter(description.engine_version)), description.engine_version)
+        return _with_version(
+            read_deployments(files, foreign_converter(description.engine_version)), description.engine_version
+        )
     if files:
         why = f"options that describe an object cannot be combined with files ({files[0]}): use one or the other"
         return Reading((), (DocumentError(why),))

@@ -3,12 +3,11 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Final
 
 from specdecode_operator.api.base import API_VERSION, Body
 from specdecode_operator.api.deployment import KIND
-from specdecode_operator.cli.input_files import Converter, Document, Found, Other
+from specdecode_operator.cli.input_files import Document, Found, Other, may_run_vllm
 from specdecode_operator.cluster.resources import MANAGED_BY_LABEL, MANAGER
 from specdecode_operator.importing.convert import runs_server
 from specdecode_operator.importing.foreign import other_objects, read_server
@@ -20,18 +19,8 @@ from specdecode_operator.redaction import clip
 from specdecode_operator.untrusted import mapping, objects
 from specdecode_operator.vllm.kv_transfer import ServingRole
 
-_RUN_VLLM: Final = ("LLMInferenceService", "InferenceService", "RayService")
-"""Kinds whose controllers start vLLM although the object may not name it."""
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _MOST_SHOWN: Final = 400
-
-
-def converter(engine_version: str | None = None) -> Converter:
-    """Return the function that replaces objects of other projects.
-
-    ``engine_version`` is the version of vLLM of servers, for images whose tag does not tell.
-    """
-    return partial(_convert, engine_version=engine_version)
 
 
 def assumption_notes(documents: Sequence[Document], *, gpu: bool) -> Iterator[str]:
@@ -56,7 +45,11 @@ def _who(names: Sequence[str]) -> str:
     return printable(names[0]) if len(names) == 1 else f"{len(names)} servers"
 
 
-def _convert(found: Sequence[Found], engine_version: str | None) -> tuple[list[Found], tuple[str, ...]]:
+def with_servers(found: Sequence[Found], engine_version: str | None) -> tuple[list[Found], tuple[str, ...]]:
+    """Return what was read with the servers of other projects as our objects, and remarks on the rest.
+
+    ``engine_version`` is the version of vLLM of servers whose image tag does not tell.
+    """
     others = [each.document for each in found if isinstance(each, Other) and each.document is not None]
     bodies = [each.body for each in others]
     present = {(str(each.get("kind")), name_in(each)) for each in bodies}
@@ -90,7 +83,7 @@ def _servers(document: Document, bodies: Sequence[Body], version: str | None) ->
     """Return the servers of an object, and names of its parts that do not run vLLM, or of the whole object."""
     body, kind = document.body, str(document.body.get("kind") or "a file without kind")
     servers, left = list[Document](), list[str]()
-    if kind not in _RUN_VLLM and "vllm" not in str(body).lower():
+    if not may_run_vllm(body):
         return [], [clip(printable(kind), 64)]
     try:
         workloads = read_workloads(body, bodies)

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from specdecode_operator.api.base import API_VERSION, GROUP, Body
 from specdecode_operator.api.capture import KIND as CAPTURE
@@ -21,16 +21,21 @@ from specdecode_operator.deployment.models.checkpoint_reader import (
     shortened,
 )
 from specdecode_operator.deployment.models.facts_files import FactsFileError, facts_in, held_twice
-from specdecode_operator.importing.foreign import ForeignServer
-from specdecode_operator.importing.sources import KINDS as IMPORTED
 from specdecode_operator.problems import printable, shown, shown_or_missing
 from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration, CalibrationError, parse_calibration
 from specdecode_operator.sizing.estimate_fields import full_product
 from specdecode_operator.untrusted import UnreadableTextError, mapping
 from specdecode_operator.untrusted_yaml import parse_yaml_or_json
 
+if TYPE_CHECKING:
+    from specdecode_operator.importing.foreign import ForeignServer
+
 _SUFFIXES = (".yaml", ".yml", ".json")
 _SHOWN_OTHERS = 3
+_IMPORTED = ("Deployment", "StatefulSet", "InferenceService", "LLMInferenceService", "DynamoGraphDeployment")
+"""Kinds of other servers that `specdecode import` reads from a file."""
+_RUN_VLLM = ("LLMInferenceService", "InferenceService", "RayService")
+"""Kinds whose controllers start vLLM although the object may not name it."""
 OUR_KINDS = (KIND, CAPTURE, TRAINING)
 _MOST_FILES = 50_000
 """Maximum number of files below a folder: more than in a repository of manifests, but fewer than in a home."""
@@ -45,7 +50,7 @@ class Document:
     body: Body
     number: int | None = None  # Number of the document in the file, from 1; None if it is not from a file
     item: int | None = None  # Number of the object in a List, from 1
-    foreign: ForeignServer | None = None  # The server of another project's object that the body stands for
+    foreign: "ForeignServer | None" = None  # The server of another project's object that the body stands for
 
     @property
     def place(self) -> str:
@@ -174,7 +179,7 @@ def read_ours(
                 "use the file of the capture's deployment, or pass both files to specdecode lint or render, which plan"
                 " each arm of the capture"
             )
-        if any(other.partition(" ")[0] in IMPORTED for other in others):
+        if any(other.partition(" ")[0] in _IMPORTED for other in others):
             fix = f"convert it with specdecode import -f {sources[0]}, or use another file or folder"
             if convert is not None:
                 fix = "use a file with an object that runs vLLM, which none of these does"
@@ -182,6 +187,28 @@ def read_ours(
         message = f"{', '.join(sources)}: contains no {' or '.join(kinds)}{but}: {fix}"
         errors = (DocumentError(message),)
     return Reading(documents, errors, notes)
+
+
+def may_run_vllm(body: Body) -> bool:
+    """Return whether an object of another project may start vLLM."""
+    return body.get("kind") in _RUN_VLLM or "vllm" in str(body).lower()
+
+
+def foreign_converter(engine_version: str | None = None) -> Converter:
+    """Return the function that replaces objects of other projects that run vLLM.
+
+    ``engine_version`` is the version of vLLM of servers whose image tag does not tell.
+    """
+
+    def convert(found: Sequence[Found]) -> tuple[list[Found], tuple[str, ...]]:
+        if not any(isinstance(each, Other) and each.document and may_run_vllm(each.document.body) for each in found):
+            return [*found], ()
+        # Importing the modules takes half a second, and our own objects do not need them.
+        from specdecode_operator.cli.foreign_objects import with_servers  # noqa: PLC0415
+
+        return with_servers(found, engine_version)
+
+    return convert
 
 
 def read_deployments(sources: Iterable[str], convert: Converter | None = None) -> Reading:

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 from urllib.parse import quote
 
 import typer
@@ -23,7 +23,6 @@ from specdecode_operator.api.deployment import Key
 from specdecode_operator.api.spec_problems import admitted_capture, admitted_object, admitted_training
 from specdecode_operator.capture.observation import ObservedDeployment
 from specdecode_operator.cli import input_files, options
-from specdecode_operator.cli.foreign_objects import converter
 from specdecode_operator.cli.options import ExitCode, allowed_names, allowed_paths, ended, hub_models, sources
 from specdecode_operator.cli.outputs import code, limited, print_json
 from specdecode_operator.cli.plan.answers import look_up
@@ -39,11 +38,13 @@ from specdecode_operator.cli.terminal import say, say_line
 from specdecode_operator.cli.text_files import STANDARD_INPUT, DocumentError, read_text
 from specdecode_operator.deployment.models.checkpoints import MODEL_UNKNOWN
 from specdecode_operator.handlers import admission_findings
-from specdecode_operator.importing.foreign import ForeignServer
 from specdecode_operator.problems import InvalidSpecError, Problem
 from specdecode_operator.sizing.calibration import UNCALIBRATED
 from specdecode_operator.training.preconditions import training_blocked
 from specdecode_operator.version import __version__
+
+if TYPE_CHECKING:
+    from specdecode_operator.importing.foreign import ForeignServer
 
 _STEP: Final = re.compile(r"[^.\[\]]+|\[(\d+)\]")
 # The C loader if available: the whole file is parsed a second time.
@@ -165,7 +166,7 @@ def _in_deployment(
 
 def _in_foreign(
     document: input_files.Document,
-    server: ForeignServer,
+    server: "ForeignServer",
     inputs: input_files.Inputs,
     terms: admission_findings.Terms,
 ) -> list[admission_findings.Remark]:
@@ -361,7 +362,9 @@ def lint_command(  # noqa: PLR0913  each is an option
     Exits with 0 when there are no errors, 2 when there are, 3 with --strict when
     there are warnings.
     """
-    reading = input_files.read_ours(sources(files, file), input_files.OUR_KINDS, converter(engine_version))
+    reading = input_files.read_ours(
+        sources(files, file), input_files.OUR_KINDS, input_files.foreign_converter(engine_version)
+    )
     allowed = allowed_names(allow_pod_template)
     asked = input_files.InputOptions(
         nodes, model_config or [], calibration, facts or [], hub_models(wanted=hub), allowed

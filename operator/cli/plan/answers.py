@@ -6,7 +6,7 @@ Models that neither the spec nor the catalogue describes are read from the hub, 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.spec_problems import admitted_object
@@ -24,7 +24,6 @@ from specdecode_operator.deployment.spec_facts import Facts
 from specdecode_operator.deployment.validation import check_without_models, refuse_pod_template, valid_facts
 from specdecode_operator.deployment.warnings import plan_notes, plan_warnings, spec_doubts, token_doubts
 from specdecode_operator.enums import Method, Precision
-from specdecode_operator.importing.foreign import ForeignServer
 from specdecode_operator.problems import InvalidSpecError, Problem, printable
 from specdecode_operator.sizing.catalogue import same_beginning, similar_model
 from specdecode_operator.sizing.devices import family_of, find_device, uncalibrated_note
@@ -34,6 +33,9 @@ from specdecode_operator.sizing.pair import Parallelism
 from specdecode_operator.sizing.placement import place_phrase
 from specdecode_operator.sizing.plan import Fix, Plan, Row, product_change
 from specdecode_operator.sizing.quantization_matrix import MatrixRow
+
+if TYPE_CHECKING:
+    from specdecode_operator.importing.foreign import ForeignServer
 
 _MOST_NAMED: Final = 3
 """Number of models of the catalogue that a message suggests."""
@@ -207,7 +209,7 @@ def answer(
     return planned if server is None else _in_its_words(planned, server)
 
 
-def _in_its_words(answer: Answer, server: ForeignServer) -> Answer:
+def _in_its_words(answer: Answer, server: "ForeignServer") -> Answer:
     """Return the answer about an object of another project, with its fields and vLLM's flags."""
     problems = tuple(map(server.in_its_fields, answer.problems))
     warnings = (*map(str, (*server.unread, *server.warnings)), *map(server.in_flags, answer.warnings))

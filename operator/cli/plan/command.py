@@ -8,8 +8,7 @@ import typer
 
 from specdecode_operator.cli import options
 from specdecode_operator.cli.deployment_options import Description, described_or_read, with_description
-from specdecode_operator.cli.foreign_objects import assumption_notes
-from specdecode_operator.cli.input_files import InputOptions
+from specdecode_operator.cli.input_files import InputOptions, Reading
 from specdecode_operator.cli.options import HiddenName, TableOrData, ended, fail, refuse_written
 from specdecode_operator.cli.outputs import print_data
 from specdecode_operator.cli.plan.answers import Answers, ask, exit_code, say_what_is_missing
@@ -117,9 +116,7 @@ def plan_command(  # noqa: PLR0913  each is an option
         every_precision=not explain and (matrix or output in (Form.JSON, Form.YAML)),
     )
     _print(result, output, explain=explain, matrix=matrix)
-    assumed = assumption_notes(reading.documents, gpu=not (description.gpu or nodes))
-    for note in (*assumed, *reading.notes):
-        say_line(f"note: {note}", err=True)
+    _say_notes(reading, gpu=not (description.gpu or nodes))
     say_what_is_missing(result.errors, result.unknown, hub=hub)
     corrected = any(place.budget.calibration for each in result.answers for place in each.matrix)
     if calibration and result.answers and not corrected:
@@ -132,6 +129,17 @@ def plan_command(  # noqa: PLR0913  each is an option
         with ended(PlotError, at="--plot: "):
             draw(result.answers, plot, matrix=matrix)
     raise typer.Exit(exit_code(result, strict=strict))
+
+
+def _say_notes(reading: Reading, *, gpu: bool) -> None:
+    """Print on standard error what the plan assumes about objects of other projects, and which it does not plan."""
+    notes = [*reading.notes]
+    if any(each.foreign is not None for each in reading.documents):
+        from specdecode_operator.cli.foreign_objects import assumption_notes  # noqa: PLC0415
+
+        notes = [*assumption_notes(reading.documents, gpu=gpu), *notes]
+    for note in notes:
+        say_line(f"note: {note}", err=True)
 
 
 def _print(result: Answers, output: Form, *, explain: bool, matrix: bool) -> None:

@@ -1,13 +1,12 @@
 """Convert plans to the data of `-o json` and `-o yaml`, and explain a memory budget term by term for `--explain`."""
 
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from specdecode_operator.cli.outputs import Output, PerGpu, ProblemOutput, Verdict, filled, problems_data
 from specdecode_operator.cli.plan.answers import Answer, Answers, Candidate
 from specdecode_operator.cli.plan.text import ACCURACY_PAGE, gib, heading, plan_text
 from specdecode_operator.cli.terminal import aligned, folded
 from specdecode_operator.deployment.spec_facts import Facts
-from specdecode_operator.importing.foreign import ForeignServer
 from specdecode_operator.sizing.arithmetic import ceil_div, formula, traced
 from specdecode_operator.sizing.devices import MEMORY_FIELD, find_device
 from specdecode_operator.sizing.geometry import precision_name
@@ -27,6 +26,9 @@ from specdecode_operator.sizing.pair import Pair, Parallelism, loaded_draft
 from specdecode_operator.sizing.plan import Fix
 from specdecode_operator.sizing.quantization_matrix import MatrixRow
 from specdecode_operator.sizing.rank_layers import stages
+
+if TYPE_CHECKING:
+    from specdecode_operator.importing.foreign import ForeignServer
 
 
 class CandidateOutput(Output):
@@ -265,7 +267,7 @@ def _object(answer: Answer) -> ObjectOutput:
     )
 
 
-def _source(server: ForeignServer | None) -> SourceOutput | None:
+def _source(server: "ForeignServer | None") -> SourceOutput | None:
     if server is None:
         return None
     role = None if server.side is None else str(server.side.role or "unknown")

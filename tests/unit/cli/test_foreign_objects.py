@@ -10,8 +10,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specdecode_operator.cli.foreign_objects import converter
-from specdecode_operator.cli.input_files import InputOptions, read_deployments
+from specdecode_operator.cli.input_files import InputOptions, foreign_converter, read_deployments
 from specdecode_operator.cli.plan.answers import ask
 from tests.unit.cli.conftest import Specdecode, WriteObject, manifest
 from tests.unit.cli.old_deployments import LLAMA_8B, engine, with_pod
@@ -453,7 +452,7 @@ def test_no_value_at_any_field_ends_in_a_traceback(data: st.DataObject, tmp_path
             body = {"kind": body}
     file = tmp_path / "mutated.json"
     file.write_text(json.dumps(body))
-    result = ask(read_deployments([str(file)], converter()), InputOptions())
+    result = ask(read_deployments([str(file)], foreign_converter()), InputOptions())
     for answer in result.answers:
         assert answer.candidates or answer.problems or answer.explanation, answer
         for problem in answer.problems:
