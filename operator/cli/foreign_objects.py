@@ -24,7 +24,7 @@ _MOST_SHOWN: Final = 400
 
 
 def assumption_notes(documents: Sequence[Document], *, gpu: bool) -> Iterator[str]:
-    """Yield what the plan assumes because servers do not tell: the version of vLLM and, if asked, the GPU."""
+    """Yield the assumptions of the plan: the version of vLLM and, with ``gpu``, the GPU."""
     servers = [each.foreign for each in documents if each.foreign is not None]
     unnamed = [each.name for each in servers if not each.names_gpu]
     if gpu and unnamed:
@@ -36,7 +36,7 @@ def assumption_notes(documents: Sequence[Document], *, gpu: bool) -> Iterator[st
     if assumed:
         version = next(iter(assumed.values()))
         yield (
-            f"{_who([*assumed])}: the image does not tell the version of vLLM, so the plan assumes {version}; set it"
+            f"{_who([*assumed])}: the image tag has no supported version of vLLM, so the plan assumes {version}; set it"
             " with --engine-version"
         )
 
@@ -46,9 +46,9 @@ def _who(names: Sequence[str]) -> str:
 
 
 def with_servers(found: Sequence[Found], engine_version: str | None) -> tuple[list[Found], tuple[str, ...]]:
-    """Return what was read with the servers of other projects as our objects, and remarks on the rest.
+    """Replace servers of other projects by our objects; return all objects, and remarks on those that are left.
 
-    ``engine_version`` is the version of vLLM of servers whose image tag does not tell.
+    ``engine_version`` is the version of vLLM of servers whose image tag does not contain it.
     """
     others = [each.document for each in found if isinstance(each, Other) and each.document is not None]
     bodies = [each.body for each in others]

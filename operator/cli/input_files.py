@@ -197,7 +197,7 @@ def may_run_vllm(body: Body) -> bool:
 def foreign_converter(engine_version: str | None = None) -> Converter:
     """Return the function that replaces objects of other projects that run vLLM.
 
-    ``engine_version`` is the version of vLLM of servers whose image tag does not tell.
+    ``engine_version`` is the version of vLLM of servers whose image tag does not contain it.
     """
 
     def convert(found: Sequence[Found]) -> tuple[list[Found], tuple[str, ...]]:

@@ -170,7 +170,7 @@ def _in_foreign(
     inputs: input_files.Inputs,
     terms: admission_findings.Terms,
 ) -> list[admission_findings.Remark]:
-    """Return the findings about an object of another project, in its fields; none is an error, as it is not ours."""
+    """Return the findings about an object of another project, in its fields, as warnings and notes."""
     warning, rule = admission_findings.Level.WARNING, admission_findings.PLAN_WARNING
     if server.error is not None:
         return [admission_findings.Remark(warning, _NOT_READ, server.error)]
@@ -352,7 +352,7 @@ def lint_command(  # noqa: PLR0913  each is an option
 ) -> None:
     """Report objects that the API server, admission or the operator would reject, with the reason.
 
-    Objects of other projects that run vLLM are checked as plan reads them; their
+    Objects of other projects that run vLLM are checked as plan reads them. Their
     findings are warnings at most.
 
     An object that fits nowhere is a warning, as in admission. The check uses

@@ -91,7 +91,7 @@ class ForeignServer:
     notes: tuple[Problem, ...] = ()
     """Remarks that need no change."""
     assumed_version: str | None = None
-    """Version of vLLM that is assumed because the object does not tell; None if it does."""
+    """Version of vLLM that is assumed because the image tag has none; None if it has one."""
     side: Side | None = None
     """The side of a prefill/decode split that it is."""
     origins: Mapping[str, str] = field(default_factory=dict)
@@ -238,10 +238,14 @@ def _take_version(image: str, wanted: str | None, builder: SpecBuilder) -> str |
 
 def _notes(where: str, image: str, assumed: str | None, side: Side | None) -> Iterator[Problem]:
     if assumed is not None:
-        message = f"does not tell a supported version of vLLM: sized as {assumed}; set --engine-version"
-        yield Problem(f"{where}.image", shown(image), message) if image else Problem(where, "no image", message)
+        message = f"has no supported version of vLLM in its tag: sized as {assumed}; set --engine-version"
+        yield (
+            Problem(f"{where}.image", shown(image), message)
+            if image
+            else Problem(where, "no image", f"sized as vLLM {assumed}; set --engine-version")
+        )
     if side is not None:
-        message = f"this server is {side.phrase} of a prefill/decode split, and is planned alone ({PAGE})"
+        message = f"this server is {side.phrase} of a prefill/decode split, and is planned separately ({PAGE})"
         yield Problem(side.field, side.value, message)
 
 

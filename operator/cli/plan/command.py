@@ -76,10 +76,10 @@ def plan_command(  # noqa: PLR0913  each is an option
 ) -> None:
     """Show where each object would run, and what to change if it does not fit.
 
-    Objects of other projects that run vLLM are planned as they are: Deployment,
-    StatefulSet, Pod, LeaderWorkerSet, LLMInferenceService, InferenceService,
-    DynamoGraphDeployment, VLLMRuntime and RayService. For these, --engine-version
-    sets the version of vLLM if the image tag does not contain it.
+    Objects of other projects that run vLLM are planned without changes:
+    Deployment, StatefulSet, Pod, LeaderWorkerSet, LLMInferenceService,
+    InferenceService, DynamoGraphDeployment, VLLMRuntime and RayService. For these,
+    --engine-version sets the version of vLLM if the image tag does not contain it.
 
     Instead of a file, --model and the options after it describe an object:
     specdecode plan --model meta-llama/Llama-3.1-70B-Instruct --gpu H200 --tp 2
@@ -132,7 +132,7 @@ def plan_command(  # noqa: PLR0913  each is an option
 
 
 def _say_notes(reading: Reading, *, gpu: bool) -> None:
-    """Print on standard error what the plan assumes about objects of other projects, and which it does not plan."""
+    """Print the plan's assumptions about objects of other projects, and the objects that it leaves out, to stderr."""
     notes = [*reading.notes]
     if any(each.foreign is not None for each in reading.documents):
         from specdecode_operator.cli.foreign_objects import assumption_notes  # noqa: PLC0415

@@ -141,7 +141,7 @@ class SourceOutput(Output):
     field: str
     """Field of the container, or of the part of the object that describes the server."""
     role: str | None
-    """Side of a prefill/decode split: prefill, decode, or unknown. Null if the server serves both phases."""
+    """Side of a prefill/decode split: prefill, decode, or unknown. Null for a server of both phases."""
     unread: list[ProblemOutput]
     """Settings that the plan does not count."""
 
@@ -275,7 +275,7 @@ def _source(server: "ForeignServer | None") -> SourceOutput | None:
 
 
 def _path(field: str) -> str:
-    """Return the path of a field; flags stay as they are."""
+    """Return the path of a field; do not change a flag."""
     return field if field.startswith(("-", "the ")) else f"spec.{field}"
 
 

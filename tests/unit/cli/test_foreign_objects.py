@@ -1,4 +1,4 @@
-"""Objects of other projects, planned and checked as they are."""
+"""Objects of other projects, planned and checked without changes."""
 
 import json
 from copy import deepcopy
