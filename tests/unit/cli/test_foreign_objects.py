@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specdecode_operator.cli.input_files import InputOptions, foreign_converter, read_deployments
-from specdecode_operator.cli.plan.answers import ask
+from specdecode_operator.cli.plan.answers import Answer, ask
 from tests.unit.cli.conftest import Specdecode, WriteObject, manifest
 from tests.unit.cli.old_deployments import LLAMA_8B, engine, with_pod
 
@@ -113,6 +113,8 @@ def test_object_of_another_project_is_planned_as_it_is(specdecode: Specdecode, f
         key: expected[key] for key in ("kind", "field", "role")
     }
     assert (best["product"], best["tensor"]) == (expected["product"], expected["tensor"])
+    assert source["unread"] == []
+    assert not [each for each in found["advice"] if "does not know" in each]
     drafts = [each["model"] for each in found["models"] if each["role"] == "draft"]
     assert drafts == [expected[key] for key in ("draft",) if key in expected]
 
@@ -439,8 +441,30 @@ BODIES = [
 ]
 
 
+def answered(body: Any, folder: Path) -> list[Answer]:
+    """Return the plans of an object, with a message that names a field for each problem."""
+    file = folder / "mutated.json"
+    file.write_text(json.dumps(body))
+    found = [*ask(read_deployments([str(file)], foreign_converter()), InputOptions()).answers]
+    for answer in found:
+        assert answer.candidates or answer.problems or answer.explanation, answer
+        for problem in answer.problems:
+            assert problem.field, problem
+            assert problem.message, problem
+            assert str(problem).isprintable(), problem
+    return found
+
+
+@pytest.mark.parametrize("file", sorted(DATA.glob("*.yaml")), ids=lambda path: path.stem)
+def test_wrong_type_at_any_field_ends_in_a_message(file: Path, tmp_path: Path) -> None:
+    for body in yaml.safe_load_all(file.read_text()):
+        for path in places(body)[1:]:
+            for odd in (None, 7, [], {"a": None}):
+                answered(put(body, path, odd), tmp_path)
+
+
 @settings(
-    deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
 def test_no_value_at_any_field_ends_in_a_traceback(data: st.DataObject, tmp_path: Path) -> None:
@@ -450,15 +474,7 @@ def test_no_value_at_any_field_ends_in_a_traceback(data: st.DataObject, tmp_path
         body = put(body, path, data.draw(VALUES))
         if not isinstance(body, dict):
             body = {"kind": body}
-    file = tmp_path / "mutated.json"
-    file.write_text(json.dumps(body))
-    result = ask(read_deployments([str(file)], foreign_converter()), InputOptions())
-    for answer in result.answers:
-        assert answer.candidates or answer.problems or answer.explanation, answer
-        for problem in answer.problems:
-            assert problem.field, problem
-            assert problem.message, problem
-            assert str(problem).isprintable(), problem
+    answered(body, tmp_path)
 
 
 @pytest.mark.parametrize(
