@@ -20,7 +20,7 @@ from specdecode_operator.problems import Problem, shown, some_of
 from specdecode_operator.sizing.catalogue import find_entry
 from specdecode_operator.sizing.estimate_fields import CaseError, find_named_gpu
 from specdecode_operator.sizing.plan import Change
-from specdecode_operator.untrusted import mapping, objects
+from specdecode_operator.untrusted import mapping, name_of, objects
 from specdecode_operator.vllm.arguments import ARGUMENTS, SPECULATIVE_OPTION
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS
 from specdecode_operator.vllm.speculative_config import SPECULATIVE_KEYS
@@ -62,6 +62,12 @@ _FLAGS: Final[Mapping[str, str]] = {
 _FIELD: Final = re.compile(
     r"\b(?:spec\.)?(" + "|".join(re.escape(each) for each in sorted(_FLAGS, key=len, reverse=True)) + r")\b(?![.\w])"
 )
+_CPU_CACHE_GIB: Final = 4
+_CPU_CACHE: Final = "VLLM_CPU_KVCACHE_SPACE"
+_ASSUMED: Final = frozenset(
+    {"spec.engine.version", "spec.engine.image", "spec.target.model", "spec.accelerator.kvCacheGiB"}
+)
+"""Decisions of an import for which the plan makes an assumption."""
 _PLACEHOLDER: Final = {"persistentVolumeClaim": {"claimName": "models"}}
 """Stands for the place of a model that is not on the hub."""
 
@@ -111,6 +117,12 @@ class ForeignServer:
         known += [each for each in self.origins if each.startswith(f"{path}.")]
         if not problem.field.startswith("spec."):
             return replace(problem, message=message)
+        if (variable := re.match(r"engine\.env\[(\d{1,4})\]", path)) is not None:
+            listed = objects(mapping(self.spec, "engine"), "env")
+            name = name_of(listed[int(variable[1])]) if int(variable[1]) < len(listed) else "env"
+            return Problem(f"{self.where}.env", f"{name} {problem.value}", message)
+        if path.startswith("engine.extraArgs"):
+            return Problem(f"{self.where}.args", problem.value, message)
         if not known:
             flag = _FLAGS.get(path)
             if flag is None:
@@ -160,8 +172,12 @@ def _read(workload: Workload, kind: str, where: str, image: str, engine_version:
         builder.set("replicas", replicas)
     _name_product(workload.pod, builder)
     model_field = workload.flag_fields.get("", f"{where}.args")
-    assumed = _take_version(image, engine_version, builder)
+    assumed = _take_version(image, engine_version, builder, platform)
     warnings = _model_warnings(model_field, builder)
+    if platform is Platform.CPU and builder.get("accelerator.kvCacheGiB") is None:
+        builder.set("accelerator.kvCacheGiB", _CPU_CACHE_GIB)
+        message = f"the plan assumes {_CPU_CACHE_GIB} GiB of KV cache"
+        warnings.append(Problem(f"{where}.env", f"no {_CPU_CACHE}", message))
     tokens = builder.get("serving.maxNumBatchedTokens")
     for path, (theirs, _) in differing_defaults(builder, platform).items():
         # vLLM lowers its own default of requests, never a number that was set.
@@ -174,11 +190,7 @@ def _read(workload: Workload, kind: str, where: str, image: str, engine_version:
             message = f"the arguments use {used} GPUs, more than the pods of a replica have"
             warnings.append(Problem(f"{where}.resources", f"{GPU_RESOURCE} {gpus}", message))
     withhold_secrets(builder)
-    unread = [
-        each
-        for each in builder.decisions
-        if not _NOT_SIZED.match(each.field) and each.field not in {"spec.engine.version", "spec.target.model"}
-    ]
+    unread = [each for each in builder.decisions if not _NOT_SIZED.match(each.field) and each.field not in _ASSUMED]
     server = ForeignServer(
         kind=kind,
         name=workload.name,
@@ -227,12 +239,14 @@ def _product_of(value: str) -> str | None:
         return None
 
 
-def _take_version(image: str, wanted: str | None, builder: SpecBuilder) -> str | None:
-    """Set the version of vLLM, and return it if it is assumed; sizing does not need the image."""
+def _take_version(image: str, wanted: str | None, builder: SpecBuilder, platform: Platform) -> str | None:
+    """Set the version of vLLM, and return it if it is assumed; sizing on GPUs does not need the image."""
     builder.spec.get("engine", {}).pop("image", None)
     named = version_of_image(image)
     version = wanted or builder.get("engine.version") or (named if named in KNOWN_VERSIONS else KNOWN_VERSIONS[-1])
     builder.set("engine.version", version)
+    if platform is Platform.CPU:
+        builder.set("engine.image", f"vllm/vllm-openai-cpu:v{version}.0")
     return None if wanted is not None or named == version else str(version)
 
 

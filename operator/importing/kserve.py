@@ -334,7 +334,10 @@ def _ask(spec: Object, remarks: Remarks, part: str) -> None:
 def _nodes(spec: Object, remarks: Remarks, part: str) -> int:
     """Return the number of nodes of a replica; ask if it is not clear how they share the work."""
     parallelism = mapping(spec, "parallelism")
-    pipeline = parallelism.get("pipeline")
+    pipeline, copies, local = (parallelism.get(key) for key in ("pipeline", "data", "dataLocal"))
+    if mapping(spec, "worker") and type(copies) is int and type(local) is int and 0 < local <= copies:
+        # Each node runs dataLocal of the copies.
+        return -(-copies // local)
     if mapping(spec, "worker") and (parallelism.get("data") is not None or "pipeline" not in parallelism):
         message = "import does not read how its pods share GPUs for one server: " + _KEEP
         remarks.decide(f"spec.{part}worker", "is set", message)

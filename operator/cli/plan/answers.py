@@ -33,6 +33,7 @@ from specdecode_operator.sizing.pair import Parallelism
 from specdecode_operator.sizing.placement import place_phrase
 from specdecode_operator.sizing.plan import Fix, Plan, Row, product_change
 from specdecode_operator.sizing.quantization_matrix import MatrixRow
+from specdecode_operator.untrusted import mapping
 
 if TYPE_CHECKING:
     from specdecode_operator.importing.foreign import ForeignServer
@@ -206,7 +207,17 @@ def answer(
     if server is not None and server.error is not None:
         return Answer(document, UNKNOWN, str(server.error), problems=(server.error,))
     planned = _answer(document, inputs, products=products, every_precision=every_precision)
-    return planned if server is None else _in_its_words(planned, server)
+    if server is None:
+        return planned
+    engine = dict(mapping(server.spec, "engine"))
+    if planned.verdict == INVALID and all(each.field.startswith("spec.engine.env") for each in planned.problems):
+        # Variables change no memory: report them, and plan the rest.
+        found = tuple(map(server.in_its_fields, planned.problems))
+        spec = {**server.spec, "engine": {key: value for key, value in engine.items() if key != "env"}}
+        server = replace(server, spec=spec, warnings=(*server.warnings, *found))
+        document = replace(document, body={**document.body, "spec": spec}, foreign=server)
+        planned = _answer(document, inputs, products=products, every_precision=every_precision)
+    return _in_its_words(planned, server)
 
 
 def _in_its_words(answer: Answer, server: "ForeignServer") -> Answer:

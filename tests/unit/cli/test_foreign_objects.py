@@ -204,6 +204,21 @@ def test_broken_worker_of_a_graph_does_not_hide_the_other(specdecode: Specdecode
     assert problem["field"] == "spec.services.VllmPrefillWorker.extraPodSpec.mainContainer"
 
 
+def test_variable_that_vllm_rejects_does_not_hide_the_plan(specdecode: Specdecode, write: WriteObject) -> None:
+    transfer = ("--kv-transfer-config", '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}')
+    env = [{"name": "A", "value": "1"}, {"name": "PYTORCH_CUDA_ALLOC_CONF", "value": "expandable_segments:True"}]
+    found = planned(specdecode, "-f", write("d.yaml", engine(LLAMA_8B, *transfer, env=env)))["old"]
+    assert found["verdict"] == "Fits"
+    assert [each for each in found["advice"] if "containers[0].env: PYTORCH_CUDA_ALLOC_CONF expandable" in each]
+
+
+def test_server_on_cpu_is_planned_with_an_assumed_cache(specdecode: Specdecode, write: WriteObject) -> None:
+    image, limits = "vllm/vllm-openai-cpu:v0.32.0", {"cpu": "8", "memory": "64Gi"}
+    found = planned(specdecode, "-f", write("d.yaml", engine(image=image, resources={"limits": limits})))["old"]
+    assert found["candidates"][0]["product"] == "CPU"
+    assert [each for each in found["advice"] if "VLLM_CPU_KVCACHE_SPACE" in each]
+
+
 def test_setting_that_is_not_understood_is_listed_and_the_plan_goes_on(
     specdecode: Specdecode, write: WriteObject
 ) -> None:

@@ -57,6 +57,8 @@ def test_arguments_from_a_secret_are_a_decision() -> None:
     [
         ({"pipeline": 2}, 2, False),
         ({"pipeline": 2, "data": 4}, 1, True),
+        ({"data": 16, "dataLocal": 8}, 2, False),
+        ({"data": 16, "dataLocal": 0}, 1, True),
         ({"tensor": 8}, 1, True),
         ({"pipeline": 0}, 1, False),
         ({"pipeline": "2"}, 1, False),
