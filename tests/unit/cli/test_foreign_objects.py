@@ -213,8 +213,9 @@ def test_variable_that_vllm_rejects_does_not_hide_the_plan(specdecode: Specdecod
 
 
 def test_server_on_cpu_is_planned_with_an_assumed_cache(specdecode: Specdecode, write: WriteObject) -> None:
-    image, limits = "vllm/vllm-openai-cpu:v0.32.0", {"cpu": "8", "memory": "64Gi"}
-    found = planned(specdecode, "-f", write("d.yaml", engine(image=image, resources={"limits": limits})))["old"]
+    resources = {"limits": {"cpu": "8", "memory": "64Gi"}}
+    body = engine(LLAMA_8B, "--max-model-len", "8192", image="vllm/vllm-openai-cpu:v0.32.0", resources=resources)
+    found = planned(specdecode, "-f", write("d.yaml", body))["old"]
     assert found["candidates"][0]["product"] == "CPU"
     assert [each for each in found["advice"] if "VLLM_CPU_KVCACHE_SPACE" in each]
 
