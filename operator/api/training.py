@@ -19,6 +19,7 @@ from specdecode_operator.api.base import (
     Timestamp,
 )
 from specdecode_operator.api.capture import DuringCapture, Quantity, Slo, Storage
+from specdecode_operator.api.capture_status import TokensPerStep
 from specdecode_operator.api.deployment_status import Conditions, Sentence, Word
 from specdecode_operator.api.speculation import ModelId, ShortText
 
@@ -282,6 +283,10 @@ class TrainingVerdict(ApiModel):
 
     high: Word | None = None
     """Upper end of the 95 % confidence interval of the ratio."""
+
+    tokens_per_step: TokensPerStep | None = None
+    """Tokens per step of the new head and of the current draft. They decide if goodput does not, and a step costs no
+    more with the better one. Not set if the deployment does not speculate."""
 
 
 class SpecDecodeTrainingStatus(ApiModel):

@@ -407,7 +407,11 @@ def _arms(verdict: Body) -> list[str]:
     if verdict.get("ratio") is not None:
         ratio = f"  goodput of trained: {verdict.get('ratio')} times the goodput of current"
         ratio += f" (95 %: {verdict.get('low')} to {verdict.get('high')}), by capture {verdict.get('capture')}"
-    return [*aligned(rows), *([printable(ratio)] if ratio else [])]
+    per_step = ""
+    if steps := mapping(verdict, "tokensPerStep"):
+        per_step = f"  tokens per step: {steps.get('arm')} instead of {steps.get('baseline')}, "
+        per_step += f"{steps.get('ratio')} times as many (95 %: {steps.get('low')} to {steps.get('high')})"
+    return [*aligned(rows), *(printable(each) for each in (ratio, per_step) if each)]
 
 
 def _percent(value: object) -> str | None:

@@ -14,6 +14,7 @@ from specdecode_operator.capture.preconditions import captured_deployment
 from specdecode_operator.capture.volumes import claim_of
 from specdecode_operator.cluster.quantities import quantity
 from specdecode_operator.deployment.conditions import TRUE, Blocked
+from specdecode_operator.deployment.models.model_locations import downloads_to_cache
 from specdecode_operator.sizing.arithmetic import format_gib
 from specdecode_operator.sizing.devices import find_device
 from specdecode_operator.sizing.geometry import ModelGeometry, SelfAttention
@@ -228,13 +229,24 @@ def _dataset_blocked(spec: SpecDecodeTrainingSpec, source: Body | None) -> Block
 
 
 def head_blocked(spec: SpecDecodeTrainingSpec, source: CapturedDeployment, claim: Body | None) -> Blocked | None:
-    """Return why the head to continue from cannot be read: its claim is missing, or its revision has no effect."""
-    head, volume = spec.from_, source.launch.facts.spec.models.volume
+    """Return why the head to continue from cannot be read."""
+    head, served = spec.from_, source.launch.facts.spec
+    volume, draft = served.models.volume, served.speculation.draft if served.speculation else None
     reference = head.persistent_volume_claim if head else None
     if head is not None and head.revision is not None and volume is not None:
         message = (
             f"spec.from.revision: {head.revision}: has no effect, because deployment {source.key.name} reads models"
             " from models.volume: remove it in another training"
+        )
+        return Blocked("Invalid", message, permanent=True)
+    is_own = (
+        head is not None and draft is not None and head.model == draft.model and head.revision in {None, draft.revision}
+    )
+    if head is not None and reference is None and downloads_to_cache(served) and not is_own:
+        message = (
+            f"spec.from.model: {head.model}: is not in models.cache of deployment {source.key.name}, which has only its"
+            " target and draft: put the head on a claim, and name it in spec.from.persistentVolumeClaim of another"
+            " training"
         )
         return Blocked("Invalid", message, permanent=True)
     if reference is None or claim is not None:
