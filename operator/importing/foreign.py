@@ -71,6 +71,7 @@ _ASSUMED: Final = frozenset(
 _PLACEHOLDER: Final = {"persistentVolumeClaim": {"claimName": "models"}}
 """Stands for the place of a model that is not on the hub."""
 
+_HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _MOST_REPLICAS: Final = 1000
 _OF_STATUS: Final = "; check status.observed.kvCacheResidual when the engine serves"
 """End of notes that only apply to our own objects."""
@@ -268,15 +269,17 @@ def _model_warnings(field: str, builder: SpecBuilder) -> list[Problem]:
     model, warnings = builder.get("target.model"), list[Problem]()
     if not isinstance(model, str):
         return []
-    names = builder.get("serving.servedModelNames")
-    known = next((each for each in names if find_entry(str(each))), None) if isinstance(names, list) else None
+    served = builder.get("serving.servedModelNames")
+    names = [each for each in (served if isinstance(served, list) else []) if isinstance(each, str)]
+    on_volume = builder.get("models.volume") is not None or _is_place(model)
+    known = next(filter(find_entry, names), None) or (next(filter(_HUB_ID.fullmatch, names), None))
     draft = builder.get("speculation.draft.model")
-    if find_entry(model) is None and known is not None:
+    if find_entry(model) is None and on_volume and known is not None:
         message = f"is on a volume: sized as {shown(known)}, the name that clients use"
         warnings.append(Problem(field, shown(builder.origins.get("target.model", model)), message))
         builder.set("target.model", known)
         model = known
-    placed = builder.get("models.volume") is not None and (known is None or draft is not None)
+    placed = builder.get("models.volume") is not None and (model != known or draft is not None)
     for path, each in (("target.model", model), ("speculation.draft.model", draft)):
         if isinstance(each, str) and _is_place(each):
             builder.set(path, re.sub(r"^[a-z0-9+]*:?/+|^\./|^~/", "", each) or each)

@@ -246,6 +246,7 @@ _LLM: Final = SOURCE_KEYS["LLMInferenceService"]
 _MORE: Final = "VLLM_ADDITIONAL_ARGS"
 
 
+_BASE: Final = "LLMInferenceServiceConfig"
 _OF_WORKLOAD: Final = (
     *("annotations", "kvCacheOffloading", "labels", "parallelism", "prefill", "replicas", "rolloutStrategy", "scaling"),
     *("template", "worker", "baseRefs"),
@@ -253,11 +254,13 @@ _OF_WORKLOAD: Final = (
 """Keys that decode engines and prefill engines have each (WorkloadSpec of KServe), and those of the whole object."""
 
 
-def read_llm_inference_service(body: Object) -> list[Workload]:
+def read_llm_inference_service(body: Object, others: Sequence[Object] = ()) -> list[Workload]:
     """Return the server that the controller starts for a model, and the server of ``spec.prefill`` if there is one.
 
-    Raise MigrationError if the object names no model.
+    ``others`` are the other objects of the input, maybe the configurations that ``baseRefs`` name. Raise MigrationError
+    if the object names no model.
     """
+    body = {**body, "spec": _with_bases(required(body, "spec"), others)}
     spec = required(body, "spec")
     if spec.get("prefill") is None:
         return [_read_part(body)]
@@ -273,6 +276,32 @@ def read_llm_inference_service(body: Object) -> list[Workload]:
     except MigrationError as error:
         prefill = broken("LLMInferenceService", name, "spec.prefill", error, namespace_of(body))
     return [decode, prefill]
+
+
+def _with_bases(spec: dict[str, Any], others: Sequence[Object]) -> dict[str, Any]:
+    """Return the spec merged into the configurations that it names; unchanged if the input does not contain all."""
+    found = {name_in(each): mapping(each, "spec") for each in others if each.get("kind") == _BASE}
+    names = [name_of(each) for each in objects(spec, "baseRefs")]
+    if not names or not all(name in found for name in names):
+        return spec
+    merged: dict[str, Any] = {}
+    for part in (*(found[name] for name in names), spec):
+        merged = _merge(merged, {key: value for key, value in part.items() if key != "baseRefs"})
+    return merged
+
+
+def _merge(below: Any, above: Any) -> Any:
+    """Merge as KServe does, by strategic merge: objects by key, lists of named objects by name."""
+    if isinstance(below, dict) and isinstance(above, dict):
+        return {**below, **{key: _merge(below.get(key), value) for key, value in above.items()}}
+    if isinstance(below, list) and isinstance(above, list) and _named(below) and _named(above):
+        by_name = {name_of(each): each for each in below}
+        return [*({**by_name, **{name_of(each): _merge(by_name.get(name_of(each)), each) for each in above}}.values())]
+    return above
+
+
+def _named(values: Sequence[Any]) -> bool:
+    return bool(values) and all(isinstance(each, dict) and "name" in each for each in values)
 
 
 def _read_part(body: Object, part: str = "") -> Workload:

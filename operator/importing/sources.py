@@ -500,12 +500,11 @@ _OF_KINDS: Final[Mapping[str, Callable[[Object], Workload]]] = {
     "VLLMRuntime": read_vllm_runtime,
 }
 _SEVERAL: Final[Mapping[str, Callable[[Object], list[Workload]]]] = {
-    "LLMInferenceService": read_llm_inference_service,
     "DynamoGraphDeployment": read_graph,
     "RayService": read_ray_service,
 }
 """Kinds that may run several servers."""
-KINDS: Final = (*_OF_KINDS, *_SEVERAL, "InferenceService")
+KINDS: Final = (*_OF_KINDS, *_SEVERAL, "LLMInferenceService", "InferenceService")
 
 READABLE: Final = (
     f"{', '.join(KINDS[:-1])} or {KINDS[-1]}, docker compose, values of the production-stack chart,"
@@ -528,6 +527,8 @@ def read_workloads(body: Object, others: Sequence[Object] = ()) -> list[Workload
         return []
     if kind == "InferenceService":
         found = [read_inference_service(body, others)]
+    elif kind == "LLMInferenceService":
+        found = read_llm_inference_service(body, others)
     elif kind in _SEVERAL:
         found = _SEVERAL[kind](body)
     else:

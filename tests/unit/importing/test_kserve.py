@@ -23,6 +23,22 @@ def test_only_non_empty_base_refs_are_a_decision(given: list[Any], *, asks: bool
     assert ("spec.baseRefs" in asked(read(baseRefs=given))) is asks
 
 
+def test_base_configuration_of_the_same_input_is_merged() -> None:
+    base = {"replicas": 3, "template": {"containers": [{"name": "main", "image": "a:1", "args": ["--enable-lora"]}]}}
+    config = {"kind": "LLMInferenceServiceConfig", "metadata": {"name": "base"}, "spec": base}
+    limits = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    spec = {"model": {"uri": "hf://a/b"}, "baseRefs": [{"name": "base"}], "replicas": 2}
+    body = {
+        "metadata": {"name": "chat"},
+        "spec": {**spec, "template": {"containers": [{"name": "main", **limits}, {"name": "sidecar"}]}},
+    }
+    (found,) = read_llm_inference_service(body, [config])
+    main, sidecar = found.pod["containers"]
+    assert (main["image"], main["args"][-1], main["resources"]) == ("a:1", "--enable-lora", limits["resources"])
+    assert (sidecar["name"], found.spec["replicas"]) == ("sidecar", 2)
+    assert "baseRefs" not in asked(found)
+
+
 def words(workload: Workload) -> list[str]:
     """The command line of the server, behind the model and the port."""
     args: list[str] = workload.pod["containers"][0]["args"]
