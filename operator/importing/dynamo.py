@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from specdecode_operator.cluster.nodes import GPU_RESOURCE
+from specdecode_operator.importing.server_command import script_index, without_log
 from specdecode_operator.importing.spec_builder import (
     MigrationError,
     Object,
@@ -17,7 +18,7 @@ from specdecode_operator.importing.spec_builder import (
     plain_text,
 )
 from specdecode_operator.problems import MISSING, shown, shown_or_missing
-from specdecode_operator.untrusted import mapping, objects, whole_number
+from specdecode_operator.untrusted import mapping, objects, texts, whole_number
 from specdecode_operator.vllm.kv_transfer import ServingRole
 
 KIND: Final = "DynamoGraphDeployment"
@@ -131,7 +132,8 @@ def _workload(  # noqa: PLR0913, PLR0917  one part each
         ("", None),
     )
     listed = pod.get("containers")
-    engines = [_with_command(each) if isinstance(each, dict) else each for each in _list(listed)]
+    is_list = isinstance(listed, list)
+    engines = [_with_command(each) if isinstance(each, dict) else each for each in listed] if is_list else listed
     for key in ("modelRef", "eppConfig", "scalingAdapter", "envFromSecret", "sharedMemory", "sharedMemorySize"):
         if part.get(key):
             remarks.drop(f"{where}.{key}", _OF_DYNAMO)
@@ -140,7 +142,7 @@ def _workload(  # noqa: PLR0913, PLR0917  one part each
     return Workload(
         kind="Dynamo component",
         name=named,
-        pod={**pod, "containers": engines} if isinstance(listed, list) else pod,
+        pod={**pod, "containers": engines},
         where=containers,
         containers=fields,
         metadata={key: mapping(metadata, key) for key in ("labels", "annotations")},
@@ -156,13 +158,16 @@ def _workload(  # noqa: PLR0913, PLR0917  one part each
 
 def _with_command(container: dict[str, Any]) -> dict[str, Any]:
     """Return a container whose image, which has vLLM in its name, does not stand for a vLLM server."""
-    words = " ".join(map(str, (*_list(container.get("command")), *_list(container.get("args")))))
-    kept = {key: value for key, value in container.items() if key != "image" or "dynamo.vllm" in words}
-    return {"command": ["python3"], **kept}
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+    command, args = texts(container, "command") or ["python3"], texts(container, "args")
+    written = [*command, *args]
+    script = script_index(written)
+    if script is not None:
+        # Dynamo's examples pipe the output of a script into a log.
+        written[script] = "\n".join(map(without_log, written[script].split("\n")))
+    kept = {key: value for key, value in container.items() if key != "image" or "dynamo.vllm" in " ".join(written)}
+    if isinstance(container.get("command", []), list) and isinstance(container.get("args", []), list):
+        kept |= {"command": written[: len(command)], "args": written[len(command) :]}
+    return kept
 
 
 def _checked(value: Any, where: str) -> Object:

@@ -54,6 +54,8 @@ _BEYOND: Final = {
     "a pattern or a group": re.compile(rf"[*?]|(?<![${KUBELET_DOLLAR}])\{{"),
 }
 
+_LOG_WORD: Final = re.compile(r"(?:[12&]?>>?[^\s'\"<>|&;]+|[12]>&[12])")
+_LOG_WORDS: Final = re.compile(r"(?:[12&]?>>?|\|&?[ \t]+tee(?:[ \t]+-a)?)[ \t]+[^\s'\"<>|&;]+")
 MAX_CHARACTERS: Final = 65_536
 _PRINTING: Final = frozenset({"echo", "printf", "export", "readonly", "declare", "local", "read"})
 """Programs whose first word is never a subcommand."""
@@ -120,6 +122,22 @@ def read_script(text: str, env: Mapping[str, str | None]) -> list[Command]:
             given = {name: value for name, value in variables.items() if name in exported} | assigned
             commands.append(Command(command, given, unknown))
     return commands
+
+
+def without_log(line: str) -> str:
+    """Return a line of a script without the redirection, pipe or ampersand that sends its output to a log."""
+    kept = line.rstrip(" \t")
+    if kept.endswith("&") and not kept.endswith("&&"):
+        kept = kept[:-1].rstrip(" \t")
+    for _ in range(8):
+        words = kept.rsplit(maxsplit=4)
+        taken = next((count for count in (4, 3, 2) if _LOG_WORDS.fullmatch(" ".join(words[-count:]))), 0)
+        if not taken and _LOG_WORD.fullmatch(words[-1] if words else ""):
+            taken = 1
+        if not taken or len(words) <= taken:
+            break
+        kept = kept.rsplit(maxsplit=taken)[0]
+    return kept
 
 
 def shown(words: Sequence[str]) -> str:

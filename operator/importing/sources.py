@@ -26,6 +26,7 @@ from specdecode_operator.importing.server_command import (
     read_script,
     script_index,
     shown,
+    without_log,
 )
 from specdecode_operator.importing.spec_builder import (
     ROLLS_OUT,
@@ -426,8 +427,6 @@ _OBJECT: Final = re.compile(r"^(?:apiVersion|kind|services|servingEngineSpec)[ \
 _PROMPT: Final = re.compile(r"^[ \t]*[$#][ \t]+(?=\S+[ \t])(?=(?:sudo |docker |podman |nerdctl |vllm ))", re.MULTILINE)
 
 _NOHUP: Final = re.compile(r"^([ \t]*(?:[A-Za-z_]\w*=\S*[ \t]+|sudo[ \t]+)*)nohup[ \t]+", re.MULTILINE)
-_LOG_WORD: Final = re.compile(r"(?:[12&]?>>?[^\s'\"<>|&;]+|[12]>&[12])")
-_LOG_WORDS: Final = re.compile(r"(?:[12&]?>>?|\|&?[ \t]+tee(?:[ \t]+-a)?)[ \t]+[^\s'\"<>|&;]+")
 
 
 def is_command_text(text: str) -> bool:
@@ -439,7 +438,7 @@ def is_command_text(text: str) -> bool:
 
 def read_command_text(text: str) -> Workload:
     """Return the server that a command line or a script starts; raise MigrationError for several containers."""
-    text = "\n".join(map(_without_log, _NOHUP.sub(r"\1", _PROMPT.sub("", text)).split("\n")))
+    text = "\n".join(map(without_log, _NOHUP.sub(r"\1", _PROMPT.sub("", text)).split("\n")))
     try:
         commands = read_script(text, {})
     except ScriptError as error:
@@ -475,21 +474,6 @@ def read_words(words: Sequence[str]) -> Workload:
     """Return the server that the words of one command start; raise MigrationError as `read_command_text` does."""
     # A single word is a whole command line in quotes.
     return read_command_text(words[0] if len(words) == 1 else shlex.join(words))
-
-
-def _without_log(line: str) -> str:
-    kept = line.rstrip(" \t")
-    if kept.endswith("&") and not kept.endswith("&&"):
-        kept = kept[:-1].rstrip(" \t")
-    for _ in range(8):
-        words = kept.rsplit(maxsplit=4)
-        taken = next((count for count in (4, 3, 2) if _LOG_WORDS.fullmatch(" ".join(words[-count:]))), 0)
-        if not taken and _LOG_WORD.fullmatch(words[-1] if words else ""):
-            taken = 1
-        if not taken or len(words) <= taken:
-            break
-        kept = kept.rsplit(maxsplit=taken)[0]
-    return kept
 
 
 _OF_KINDS: Final[Mapping[str, Callable[[Object], Workload]]] = {
