@@ -131,9 +131,9 @@ def _workload(  # noqa: PLR0913, PLR0917  one part each
         ((key, ServingRole(value)) for key, value in roles.items() if isinstance(value, str) and value in _ROLES),
         ("", None),
     )
-    listed = pod.get("containers")
-    is_list = isinstance(listed, list)
-    engines = [_with_command(each) if isinstance(each, dict) else each for each in listed] if is_list else listed
+    engines = pod.get("containers")
+    if isinstance(engines, list):
+        engines = [_with_command(each) if isinstance(each, dict) else each for each in engines]
     for key in ("modelRef", "eppConfig", "scalingAdapter", "envFromSecret", "sharedMemory", "sharedMemorySize"):
         if part.get(key):
             remarks.drop(f"{where}.{key}", _OF_DYNAMO)
