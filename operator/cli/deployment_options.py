@@ -15,7 +15,7 @@ from specdecode_operator.api.base import API_VERSION
 from specdecode_operator.api.deployment import KIND
 from specdecode_operator.api.deployment_rules import NAME_MAX_LENGTH
 from specdecode_operator.cli import completion
-from specdecode_operator.cli.input_files import Document, Reading, read_deployments
+from specdecode_operator.cli.input_files import Document, Reading, foreign_converter, read_deployments
 from specdecode_operator.cli.options import HiddenName, VersionOption
 from specdecode_operator.cli.text_files import DocumentError
 from specdecode_operator.enums import Method
@@ -243,8 +243,11 @@ def _in_panel(parameter: Parameter) -> Parameter:
 
 def described_or_read(description: Description, files: Sequence[str]) -> Reading:
     """Return the object that the options describe or, without such options, the objects in the files."""
-    if description.is_empty or (files and description == Description(gpu=description.gpu)):
-        return read_deployments(files)
+    with_files = Description(gpu=description.gpu, engine_version=description.engine_version)
+    if description.is_empty or (files and description == with_files):
+        return _with_version(
+            read_deployments(files, foreign_converter(description.engine_version)), description.engine_version
+        )
     if files:
         why = f"options that describe an object cannot be combined with files ({files[0]}): use one or the other"
         return Reading((), (DocumentError(why),))
@@ -252,3 +255,18 @@ def described_or_read(description: Description, files: Sequence[str]) -> Reading
         return Reading((description.document(),), ())
     except DocumentError as error:
         return Reading((), (error,))
+
+
+def _with_version(reading: Reading, version: str | None) -> Reading:
+    """Reject --engine-version for our own objects, which have a field for it."""
+    ours = next((each for each in reading.documents if each.foreign is None), None)
+    if version is None:
+        return reading
+    try:
+        find_profile(version)
+    except UnknownEngineVersionError as error:
+        return Reading((), (DocumentError(f"--engine-version: {version}: {error.problem.message}"),))
+    if ours is None:
+        return reading
+    why = f"--engine-version: {version}: {ours.name} ({ours.place}) has spec.engine.version: set it there"
+    return Reading((), (DocumentError(why),))

@@ -187,7 +187,8 @@ async def _from_cluster(
                 services = []
     except ClusterError as error:
         raise SourceError(str(error)) from error
-    (workload,) = sources.read_workloads({"apiVersion": resources[0].api_version, "kind": kind, **found}, beside)
+    # The prefill engines of an LLMInferenceService come second.
+    workload = sources.read_workloads({"apiVersion": resources[0].api_version, "kind": kind, **found}, beside)[0]
     return Source(f"{which} in namespace {within}", workload, tuple(services))
 
 

@@ -1,10 +1,10 @@
 """Read SpecDecodeDeployments, nodes, config.json files and calibrations from files, folders and standard input."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from specdecode_operator.api.base import API_VERSION, GROUP, Body
 from specdecode_operator.api.capture import KIND as CAPTURE
@@ -29,10 +29,15 @@ from specdecode_operator.sizing.estimate_fields import full_product
 from specdecode_operator.untrusted import UnreadableTextError, mapping
 from specdecode_operator.untrusted_yaml import parse_yaml_or_json
 
+if TYPE_CHECKING:
+    from specdecode_operator.importing.foreign import ForeignServer
+
 _SUFFIXES = (".yaml", ".yml", ".json")
 _SHOWN_OTHERS = 3
-_IMPORTED = ("Deployment", "StatefulSet", "InferenceService", "LLMInferenceService")
+_IMPORTED = ("Deployment", "StatefulSet", "InferenceService", "LLMInferenceService", "DynamoGraphDeployment")
 """Kinds of other servers that `specdecode import` reads from a file."""
+_RUN_VLLM = ("LLMInferenceService", "InferenceService", "RayService")
+"""Kinds whose controllers start vLLM although the object may not name it."""
 OUR_KINDS = (KIND, CAPTURE, TRAINING)
 _MOST_FILES = 50_000
 """Maximum number of files below a folder: more than in a repository of manifests, but fewer than in a home."""
@@ -47,6 +52,7 @@ class Document:
     body: Body
     number: int | None = None  # Number of the document in the file, from 1; None if it is not from a file
     item: int | None = None  # Number of the object in a List, from 1
+    foreign: "ForeignServer | None" = None  # The server of another project's object that the body stands for
 
     @property
     def place(self) -> str:
@@ -58,11 +64,13 @@ class Document:
     @property
     def kind(self) -> str:
         """The object's kind."""
-        return str(self.body.get("kind"))
+        return str(self.body.get("kind")) if self.foreign is None else self.foreign.kind
 
     @property
     def name(self) -> str:
         """Name in the object's metadata; its place if it has none."""
+        if self.foreign is not None:
+            return printable(self.foreign.name)
         name = mapping(self.body, "metadata").get("name")
         return printable(str(name)) if name else self.place
 
@@ -83,9 +91,12 @@ class Other:
     """Another object in a file, such as ``Service (v1)``."""
 
     name: str
+    document: Document | None = None  # None if it is no object with a kind
 
 
-_Found = Document | DocumentError | Other
+Found = Document | DocumentError | Other
+Converter = Callable[[Sequence[Found]], tuple[list[Found], tuple[str, ...]]]
+"""Replaces objects of other projects, and returns remarks on those that it does not replace."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +106,8 @@ class Reading:
     documents: tuple[Document, ...]
     errors: tuple[DocumentError, ...]
     """Errors of unreadable documents, or one error if the sources contain none of our objects."""
+    notes: tuple[str, ...] = ()
+    """Remarks on other objects."""
 
 
 class Models(Protocol):
@@ -136,11 +149,21 @@ class InputOptions:
         return Inputs(nodes, devices, configs, given, read_calibration(self.calibration), self.models, self.allowed)
 
 
-def read_ours(sources: Iterable[str], kinds: Sequence[str] = (KIND, CAPTURE)) -> Reading:
-    """Return our objects of these kinds in files, folders (to any depth) and ``-``."""
-    sources, found, known = tuple(sources), list[_Found](), dict[tuple[str, str], Document]()
-    for item in (item for source in sources for item in _read(source, kinds)):
-        first = known.setdefault((item.kind, item.qualified_name), item) if isinstance(item, Document) else item
+def read_ours(
+    sources: Iterable[str], kinds: Sequence[str] = (KIND, CAPTURE), convert: Converter | None = None
+) -> Reading:
+    """Return our objects of these kinds in files, folders (to any depth) and ``-``.
+
+    ``convert`` replaces objects of other projects by ours.
+    """
+    sources, found, known = tuple(sources), list[Found](), dict[tuple[str, str], Document]()
+    read, notes = [item for source in sources for item in _read(source, kinds)], tuple[str, ...]()
+    if convert is not None:
+        read, notes = convert(read)
+    for item in read:
+        first = item
+        if isinstance(item, Document) and item.foreign is None:
+            first = known.setdefault((item.kind, item.qualified_name), item)
         if isinstance(item, Document) and isinstance(first, Document) and first is not item:
             what = f"{item.kind} {item.qualified_name} is also in {first.place}"
             error = DocumentError(f"{item.place}: metadata.name: {item.name}: {what}: remove or rename one")
@@ -161,15 +184,39 @@ def read_ours(sources: Iterable[str], kinds: Sequence[str] = (KIND, CAPTURE)) ->
             )
         if any(other.partition(" ")[0] in _IMPORTED for other in others):
             fix = f"convert it with specdecode import -f {sources[0]}, or use another file or folder"
+            if convert is not None:
+                fix = "use a file with an object that runs vLLM, which none of these does"
         but = f", only {but}" if but else ""
         message = f"{', '.join(sources)}: contains no {' or '.join(kinds)}{but}: {fix}"
         errors = (DocumentError(message),)
-    return Reading(documents, errors)
+    return Reading(documents, errors, notes)
 
 
-def read_deployments(sources: Iterable[str]) -> Reading:
+def may_run_vllm(body: Body) -> bool:
+    """Return whether an object of another project may start vLLM."""
+    return body.get("kind") in _RUN_VLLM or "vllm" in str(body).lower()
+
+
+def foreign_converter(engine_version: str | None = None) -> Converter:
+    """Return the function that replaces objects of other projects that run vLLM.
+
+    ``engine_version`` is the version of vLLM of servers whose image tag does not contain it.
+    """
+
+    def convert(found: Sequence[Found]) -> tuple[list[Found], tuple[str, ...]]:
+        if not any(isinstance(each, Other) and each.document and may_run_vllm(each.document.body) for each in found):
+            return [*found], ()
+        # Importing the modules takes half a second, and our own objects do not need them.
+        from specdecode_operator.cli.foreign_objects import with_servers  # noqa: PLC0415
+
+        return with_servers(found, engine_version)
+
+    return convert
+
+
+def read_deployments(sources: Iterable[str], convert: Converter | None = None) -> Reading:
     """Return the SpecDecodeDeployments of files, folders (to any depth) and ``-``."""
-    return read_ours(sources, (KIND,))
+    return read_ours(sources, (KIND,), convert)
 
 
 def read_nodes(file: str) -> tuple[NodeFacts, ...]:
@@ -309,7 +356,7 @@ def read_calibration(file: str | None) -> Calibration:
         raise DocumentError(f"{file}: {error}") from error
 
 
-def _read(source: str, kinds: Sequence[str]) -> Iterator[_Found]:
+def _read(source: str, kinds: Sequence[str]) -> Iterator[Found]:
     path = Path(source)
     if source in {STANDARD_INPUT, ""} or not path.is_dir():
         yield from _ours(source, kinds)
@@ -339,7 +386,7 @@ def files_below(folder: Path) -> list[Path]:
     return sorted(file for file in found if file.is_file())
 
 
-def _ours(file: str, kinds: Sequence[str]) -> Iterator[_Found]:
+def _ours(file: str, kinds: Sequence[str]) -> Iterator[Found]:
     try:
         for found in _objects_in(read_text(file), file):
             ours = _our(found, kinds) if isinstance(found, Document) else found
@@ -351,12 +398,12 @@ def _ours(file: str, kinds: Sequence[str]) -> Iterator[_Found]:
         yield error
 
 
-def _our(document: Document, kinds: Sequence[str]) -> _Found:
+def _our(document: Document, kinds: Sequence[str]) -> Found:
     """Return the object if it has one of these kinds, or an error if it has our API group but is not valid."""
     kind, version = document.body.get("kind"), document.body.get("apiVersion")
     ours = str(version).partition("/")[0] == GROUP
     if kind not in kinds and (kind in OUR_KINDS or not ours):
-        return Other(f"{shown(kind)} ({shown(version)})" if kind else "an object without kind")
+        return Other(f"{shown(kind)} ({shown(version)})" if kind else "an object without kind", document)
     if kind not in kinds:
         known = " or ".join(kinds)
         return DocumentError(f"{document.place}: kind: {shown_or_missing(kind)}: use {known}")

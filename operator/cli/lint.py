@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 from urllib.parse import quote
 
 import typer
@@ -42,6 +42,9 @@ from specdecode_operator.problems import InvalidSpecError, Problem
 from specdecode_operator.sizing.calibration import UNCALIBRATED
 from specdecode_operator.training.preconditions import training_blocked
 from specdecode_operator.version import __version__
+
+if TYPE_CHECKING:
+    from specdecode_operator.importing.foreign import ForeignServer
 
 _STEP: Final = re.compile(r"[^.\[\]]+|\[(\d+)\]")
 # The C loader if available: the whole file is parsed a second time.
@@ -80,6 +83,8 @@ def _composed(file: str) -> tuple[yaml.Node | None, ...]:
         return ()
 
 
+_NOT_READ: Final = "NotRead"
+"""Rule of a setting, or of a server, of another project that is not understood."""
 _LATER: Final = "the operator reads it in the cluster; to check the rest here, add {options}"
 
 
@@ -111,11 +116,15 @@ def find(
     by_kind: dict[str, dict[str, input_files.Document]] = {kind: {} for kind in input_files.OUR_KINDS}
     judges = {deployment.KIND: _in_deployment, capture.KIND: _in_capture, training.KIND: _in_training}
     for each in reading.documents:
-        by_kind[each.kind][each.qualified_name] = each
+        if each.foreign is None:
+            by_kind[each.kind][each.qualified_name] = each
     found = []
     for document in reading.documents:
         try:
-            remarks = judges[document.kind](document, by_kind, inputs, terms, policies)
+            if document.foreign is not None:
+                remarks = _in_foreign(document, document.foreign, inputs, terms)
+            else:
+                remarks = judges[document.kind](document, by_kind, inputs, terms, policies)
         except InvalidSpecError as error:
             remarks = list(admission_findings.refusals(error))
         for remark in remarks:
@@ -153,6 +162,37 @@ def _in_deployment(
     key = Key(document.namespace or "default", document.name)
     sources = {each.field: each.source for each in unknown}
     return [*remarks, *admission_findings.deployment_remarks(key, spec, terms, known, unknown=sources)]
+
+
+def _in_foreign(
+    document: input_files.Document,
+    server: "ForeignServer",
+    inputs: input_files.Inputs,
+    terms: admission_findings.Terms,
+) -> list[admission_findings.Remark]:
+    """Return the findings about an object of another project, in its fields, as warnings and notes."""
+    warning, rule = admission_findings.Level.WARNING, admission_findings.PLAN_WARNING
+    if server.error is not None:
+        return [admission_findings.Remark(warning, _NOT_READ, server.error)]
+    try:
+        # Whether models are on a volume that the operator may mount is not a question for this object.
+        remarks = _in_deployment(document, {}, inputs, replace(terms, host_paths=()), None)
+    except InvalidSpecError as error:
+        remarks = list(admission_findings.refusals(error))
+    found = [admission_findings.Remark(warning, _NOT_READ, each) for each in server.unread]
+    found += [admission_findings.Remark(warning, rule, each) for each in server.warnings]
+    for each in remarks:
+        level = warning if each.level is admission_findings.Level.ERROR else each.level
+        found.append(replace(each, level=level, problem=server.in_its_fields(each.problem)))
+    level = admission_findings.Level.NOTE
+    found += [admission_findings.Remark(level, admission_findings.PLAN_NOTE, each) for each in server.notes]
+    named = f"{document.kind} {server.name}: "
+    return [
+        each
+        if each.problem.field
+        else replace(each, problem=replace(each.problem, message=named + each.problem.message))
+        for each in found
+    ]
 
 
 def _in_capture(
@@ -283,6 +323,10 @@ def lint_command(  # noqa: PLR0913  each is an option
     allow_host_path: options.AllowHostPathOption = None,
     allow_pod_template: options.AllowPodTemplateOption = None,
     refuse_does_not_fit: options.RefuseOption = False,
+    engine_version: Annotated[
+        str | None,
+        typer.Option(help="vLLM version of servers of other projects whose image tag does not contain it."),
+    ] = None,
     storage_classes: Annotated[
         str | None,
         typer.Option(
@@ -308,6 +352,9 @@ def lint_command(  # noqa: PLR0913  each is an option
 ) -> None:
     """Report objects that the API server, admission or the operator would reject, with the reason.
 
+    Objects of other projects that run vLLM are checked as plan reads them. Their
+    findings are warnings at most.
+
     An object that fits nowhere is a warning, as in admission. The check uses
     --nodes, or else the GPU products that the object names, or else all known
     ones. An arm of a capture must fit where its deployment runs.
@@ -315,7 +362,9 @@ def lint_command(  # noqa: PLR0913  each is an option
     Exits with 0 when there are no errors, 2 when there are, 3 with --strict when
     there are warnings.
     """
-    reading = input_files.read_ours(sources(files, file), input_files.OUR_KINDS)
+    reading = input_files.read_ours(
+        sources(files, file), input_files.OUR_KINDS, input_files.foreign_converter(engine_version)
+    )
     allowed = allowed_names(allow_pod_template)
     asked = input_files.InputOptions(
         nodes, model_config or [], calibration, facts or [], hub_models(wanted=hub), allowed

@@ -22,11 +22,20 @@ from specdecode_operator.deployment.models.model_locations import (
     model_source,
 )
 from specdecode_operator.deployment.spec_facts import Facts, platform_of
-from specdecode_operator.enums import SIXTEEN_BIT_BYTES, CudagraphMode, Knowledge, Method, Platform, Precision
+from specdecode_operator.enums import (
+    METHODS_OF_FREE_LENGTH,
+    SIXTEEN_BIT_BYTES,
+    CudagraphMode,
+    Knowledge,
+    Method,
+    Platform,
+    Precision,
+)
 from specdecode_operator.problems import Problem
 from specdecode_operator.sizing.arithmetic import MIB, format_gib
 from specdecode_operator.sizing.catalogue import is_gated, is_known_name, is_variant, made_for, published_heads
 from specdecode_operator.sizing.devices import MEMORY_FIELD, find_device, memory_coefficients
+from specdecode_operator.sizing.families.draft_heads import ASSISTANTS
 from specdecode_operator.sizing.families.estimated import MORE_IN_FILES, SCALE_TOLERANCE_PERCENT
 from specdecode_operator.sizing.geometry import DeltaNet, LatentAttention, computed_in, stretched_length
 from specdecode_operator.sizing.memory.kv_cache import whole_cache
@@ -38,6 +47,7 @@ from specdecode_operator.vllm.environment import ALLOW_LONG_VARIABLE, allows_lon
 from specdecode_operator.vllm.extra_args_parser import options
 from specdecode_operator.vllm.extra_args_rules import unknown_flags
 from specdecode_operator.vllm.hf_overrides import positions_of
+from specdecode_operator.vllm.kv_transfer import KV_TRANSFER, split_transfer
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, EngineProfile
 from specdecode_operator.vllm.speculative_config import unknown_keys
 from specdecode_operator.vllm.versions import split_reference, version_of_image
@@ -81,6 +91,7 @@ def plan_warnings(facts: Facts, known: KnownModels, tensor: int) -> list[str]:
         *_unknown_flag_warnings(facts),
         *_tokenizer_warnings(facts, known),
         *_other_target_warnings(facts.pair),
+        *_split_warnings(facts),
     ]
 
 
@@ -91,7 +102,7 @@ def plan_notes(facts: Facts) -> list[str]:
         *schedule_notes(facts.spec, facts.profile, facts.pair),
         *_uncounted_notes(facts),
         *adapter_notes(facts),
-        *filter(None, [lossy_answers(facts), _route_note(facts)]),
+        *filter(None, [lossy_answers(facts), _route_note(facts), _split_note(facts)]),
     ]
 
 
@@ -129,6 +140,7 @@ def spec_doubts(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> list[
         *([] if untested is None else [untested]),
         *_image_doubts(spec, profile),
         *_share_doubts(spec),
+        *_split_doubts(spec, profile),
     ]
 
 
@@ -487,6 +499,58 @@ def _other_target_warnings(pair: Pair) -> Iterator[str]:
     yield (
         f"draft head {pair.draft.name} was made for {' and '.join(targets)}, not for {pair.target.name}: vLLM serves "
         f"it, but few proposed tokens will be accepted; {instead}"
+    )
+
+
+_STALE_MTP: Final = ("0.28", "0.29", "0.30")
+"""Versions without _prefill_backoff for several MTP layers (kv_connector/v1/nixl/base_scheduler.py)."""
+_SPLIT_PAGE: Final = '(documentation: "Prefill/decode split")'
+
+
+def _split_warnings(facts: Facts) -> Iterator[str]:
+    """Yield the known faults of vLLM with speculation in a prefill/decode split."""
+    transfer = split_transfer(facts.spec.engine.extra_args, facts.profile)
+    if transfer is None or not transfer.is_nixl or facts.replay is not None:
+        return
+    draft = facts.pair.draft
+    if facts.method is Method.MTP and draft is not None and draft.architecture.startswith(ASSISTANTS):
+        yield (
+            f"{transfer.connector} does not transfer the KV cache of the draft {draft.name}, so the decode side drafts"
+            f" without the prompt and few proposed tokens are accepted (vllm-project/vllm#54926, open) {_SPLIT_PAGE}"
+        )
+    if (
+        facts.pair.prediction_modules > 1
+        and facts.pair.num_speculative_tokens > 1
+        and facts.profile.version in _STALE_MTP
+    ):
+        yield (
+            f"with {transfer.connector}, vLLM {facts.profile.version} leaves unverified tokens in the KV cache of the"
+            " last MTP layers, so fewer proposed tokens are accepted; use vLLM 0.31 or newer (vllm-project/vllm#55055)"
+            f" {_SPLIT_PAGE}"
+        )
+
+
+def _split_doubts(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> Iterator[Problem]:
+    """Yield the known fault of a method in a prefill/decode split, whatever its models."""
+    transfer = split_transfer(spec.engine.extra_args, profile)
+    dspark = spec.speculation is not None and spec.speculation.method is Method.DSPARK
+    if transfer is not None and transfer.is_nixl and dspark:
+        message = (
+            f"is reported to fail on Hopper GPUs with {transfer.connector}: different numbers of KV layers if only the"
+            " decode side drafts, a crash at the first request if both do (vllm-project/vllm#48221, open)"
+            f" {_SPLIT_PAGE}"
+        )
+        yield Problem("spec.speculation.method", Method.DSPARK.value, message)
+
+
+def _split_note(facts: Facts) -> str | None:
+    transfer = split_transfer(facts.spec.engine.extra_args, facts.profile)
+    if transfer is None or facts.method in {Method.NONE, *METHODS_OF_FREE_LENGTH} or facts.replay is not None:
+        return None
+    return (
+        f"this engine is one side of a prefill/decode split ({KV_TRANSFER} {transfer.connector}), and the plan counts"
+        " it alone: the other side needs the same method, draft and KV cache types, and also holds the draft and its"
+        f" KV cache {_SPLIT_PAGE}"
     )
 
 

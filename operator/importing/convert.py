@@ -39,6 +39,7 @@ from specdecode_operator.importing.pod_template import (
     take_pod,
     take_product,
 )
+from specdecode_operator.importing.prefill_decode import Side, find_side, side_problem
 from specdecode_operator.importing.server_arguments import (
     ask_for_unknown,
     last_of_each,
@@ -140,7 +141,10 @@ def migrate_workload(
     whose tag has no version, ``configs`` are contents of config.json by the model name that the server uses.
     """
     builder = SpecBuilder(settings=[*workload.remarks.settings], decisions=[*workload.remarks.decisions])
-    platform, gpus = _take_server(workload, engine_version, configs, builder)
+    platform, gpus, side = take_server(workload, engine_version, configs, builder)
+    if side is not None:
+        problem = side_problem(side)
+        builder.decide(problem.field, problem.value, problem.message)
     new = _new_name(workload, name, builder)
     labels, by_service = mapping(workload.metadata, "labels"), list[tuple[Object, Object]]()
     for service in services:
@@ -181,20 +185,22 @@ def migrate_workload(
 def runs_server(workload: Workload) -> bool:
     """Test whether one of the containers starts vLLM; assume so if its command cannot be read."""
     try:
-        return bool(_find_server(workload))
+        return bool(find_server(workload))
     except MigrationError as error:
         return not error.problem.message.startswith(NO_VLLM)
 
 
-def _find_server(workload: Workload) -> tuple[str, dict[str, Any], ServerCommand]:
+def find_server(workload: Workload) -> tuple[str, dict[str, Any], ServerCommand]:
     """Return path, container and command of the one server."""
+    if workload.error is not None:
+        raise workload.error
     containers = workload.pod.get("containers")
     if not isinstance(containers, list) or not containers:
         shown = str(containers) if containers else MISSING
         raise MigrationError(workload.where, shown, "must be a list with the container of vLLM")
     found = []
     for index, container in enumerate(containers):
-        where = workload.where if workload.outside else f"{workload.where}[{index}]"
+        where = workload.container_field(index)
         if not isinstance(container, dict):
             raise MigrationError(where, str(container), "must be an object")
         command = find_server_command(container, where)
@@ -212,11 +218,14 @@ def _find_server(workload: Workload) -> tuple[str, dict[str, Any], ServerCommand
     return found[0]
 
 
-def _take_server(
+def take_server(
     workload: Workload, engine_version: str | None, configs: Mapping[str, Object], builder: SpecBuilder
-) -> tuple[Platform, int]:
-    """Take hardware, arguments, models, environment and the rest of the pod; return the platform and all GPUs."""
-    (where, container, command), pod = _find_server(workload), workload.pod
+) -> tuple[Platform, int, Side | None]:
+    """Take hardware, arguments, models, environment and the rest of the pod.
+
+    Return the platform, all GPUs, and the side of a prefill/decode split. Raise MigrationError if there is no server.
+    """
+    (where, container, command), pod = find_server(workload), workload.pod
     platform, gpus = find_platform(container, where, command.env, says_gpus=workload.says_gpus)
     if platform is Platform.CPU:
         take_cpu(container, builder)
@@ -247,7 +256,8 @@ def _take_server(
     _take_split(gpus * workload.nodes, builder)
     take_product(pod, builder)
     take_whole_prompts(builder, profile)
-    return platform, gpus * workload.nodes
+    extra = builder.get("engine.extraArgs") or []
+    return platform, gpus * workload.nodes, find_side(workload, where, command.role, extra, profile)
 
 
 def _take_split(gpus: int, builder: SpecBuilder) -> None:

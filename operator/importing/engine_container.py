@@ -296,9 +296,19 @@ def take_image(image: str, platform: Platform, wanted: str | None, builder: Spec
 
 def note_defaults(builder: SpecBuilder, platform: Platform) -> None:
     """Report the defaults of the old engine that differ from the operator's, for settings that were not given."""
+    version = builder.get("engine.version") or Engine().version
+    for field, (theirs, written) in differing_defaults(builder, platform).items():
+        product = (builder.get("accelerator.products") or [""])[0]
+        where = f"on {product}" if find_device(product) else "on GPUs of 70 GiB and more"
+        result = f"{written}; vLLM {version} takes {theirs} {where}: set the field to keep that"
+        builder.note(Outcome.DEFAULT, f"spec.{field} (not said)", result)
+
+
+def differing_defaults(builder: SpecBuilder, platform: Platform) -> dict[str, tuple[int, int]]:
+    """Return the defaults of vLLM and of the operator by field, for settings that were not given and differ."""
     if platform is Platform.CPU:
         # It has other defaults, and no share of memory.
-        return
+        return {}
     version = builder.get("engine.version") or Engine().version
     device = find_device((builder.get("accelerator.products") or [""])[0])
     engine, ours = engine_defaults(version, device), Serving()
@@ -308,12 +318,11 @@ def note_defaults(builder: SpecBuilder, platform: Platform) -> None:
         "gpuMemoryUtilizationPercent": (engine.utilization_percent, ours.gpu_memory_utilization_percent),
         "blockSize": (engine.block_size, find_profile(version).default_block_sizes[platform]),
     }
-    for field, (theirs, written) in compared.items():
-        path = f"serving.{field}"
-        if builder.get(path) is None and theirs != written:
-            where = f"on {builder.get('accelerator.products')[0]}" if device else "on GPUs of 70 GiB and more"
-            result = f"{written}; vLLM {version} takes {theirs} {where}: set the field to keep that"
-            builder.note(Outcome.DEFAULT, f"spec.{path} (not said)", result)
+    return {
+        f"serving.{field}": (theirs, written)
+        for field, (theirs, written) in compared.items()
+        if builder.get(f"serving.{field}") is None and theirs != written
+    }
 
 
 def take_whole_prompts(builder: SpecBuilder, profile: EngineProfile) -> None:

@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -14,6 +15,7 @@ from specdecode_operator.importing.spec_builder import (
     Object,
     Remarks,
     Workload,
+    broken,
     kubectl,
     name_in,
     namespace_of,
@@ -21,6 +23,7 @@ from specdecode_operator.importing.spec_builder import (
 )
 from specdecode_operator.problems import MISSING, shown
 from specdecode_operator.untrusted import mapping, name_of, objects, texts
+from specdecode_operator.vllm.kv_transfer import ServingRole
 
 MODEL_PATH: Final = "/mnt/models"
 SECRET_ANNOTATION: Final = "serving.kserve.io/secretName"  # noqa: S105 (no password)
@@ -91,7 +94,7 @@ _KEYS: Final = SOURCE_KEYS["InferenceService"]
 
 def read_inference_service(body: Object, others: Sequence[Object]) -> Workload:
     """Return the server of a predictor; ``others`` are the other objects of the input, maybe its runtime."""
-    predictor, remarks = required(body, _PREDICTOR), Remarks()
+    predictor, remarks, containers = required(body, _PREDICTOR), Remarks(), tuple[str, ...]()
     for key in ("transformer", "explainer"):
         if mapping(body, "spec").get(key):
             message = "the operator only serves the predictor: keep the InferenceService"
@@ -102,7 +105,7 @@ def read_inference_service(body: Object, others: Sequence[Object]) -> Workload:
     if objects(predictor, "containers"):
         pod = _of_pods(predictor) | {"containers": objects(predictor, "containers")}
     elif mapping(predictor, "model"):
-        pod = _of_model(body, predictor, others, remarks)
+        pod, containers = _of_model(body, predictor, others, remarks), (f"{_PREDICTOR}.model",)
     else:
         raise MigrationError(_PREDICTOR, "neither containers nor model", "set one of them")
     pod = with_token(pod, body, remarks)
@@ -115,6 +118,10 @@ def read_inference_service(body: Object, others: Sequence[Object]) -> Workload:
         name=name_in(body),
         pod=pod,
         where=f"{_PREDICTOR}.containers",
+        containers=containers,
+        flag_fields={"": f"{_PREDICTOR}.model.storageUri", "--model": f"{_PREDICTOR}.model.storageUri"}
+        if containers and mapping(predictor, "model").get("storageUri")
+        else {},
         metadata={key: mapping(predictor, key) for key in ("labels", "annotations")},
         namespace=namespace_of(body),
         spec={"replicas": least} if least is not None else {},
@@ -261,53 +268,152 @@ _LLM: Final = SOURCE_KEYS["LLMInferenceService"]
 _MORE: Final = "VLLM_ADDITIONAL_ARGS"
 
 
-def read_llm_inference_service(body: Object) -> Workload:
-    """Return the server that the controller starts for a model; raise MigrationError if it names no model."""
+_BASE: Final = "LLMInferenceServiceConfig"
+_OF_WORKLOAD: Final = (
+    *("annotations", "kvCacheOffloading", "labels", "parallelism", "prefill", "replicas", "rolloutStrategy", "scaling"),
+    *("template", "worker", "baseRefs"),
+)
+"""Keys that decode engines and prefill engines have each (WorkloadSpec of KServe), and those of the whole object."""
+
+
+def read_llm_inference_service(body: Object, others: Sequence[Object] = ()) -> list[Workload]:
+    """Return the server that the controller starts for a model, and the server of ``spec.prefill`` if there is one.
+
+    ``others`` are the other objects of the input, maybe the configurations that ``baseRefs`` name. Raise MigrationError
+    if the object names no model.
+    """
+    body = {**body, "spec": _with_bases(required(body, "spec"), others)}
+    spec = required(body, "spec")
+    if spec.get("prefill") is None:
+        return [_read_part(body)]
+    decode = replace(_read_part(body), role=ServingRole.DECODE, role_field="spec.prefill")
+    name = f"{name_in(body)}-prefill"
+    try:
+        shared = {key: value for key, value in spec.items() if key not in _OF_WORKLOAD}
+        part = {**shared, **required(body, "spec.prefill")}
+        metadata = {**mapping(body, "metadata"), "name": name}
+        prefill = _read_part({**body, "metadata": metadata, "spec": part}, "prefill.")
+        end = kubectl("delete", body)
+        prefill = replace(prefill, role=ServingRole.PREFILL, role_field="spec.prefill", end=end)
+    except MigrationError as error:
+        prefill = broken("LLMInferenceService", name, "spec.prefill", error, namespace_of(body))
+    return [decode, prefill]
+
+
+def _with_bases(spec: dict[str, Any], others: Sequence[Object]) -> dict[str, Any]:
+    """Return the spec merged into the configurations that it names; unchanged if the input does not contain all."""
+    found = {name_in(each): mapping(each, "spec") for each in others if each.get("kind") == _BASE}
+    names = [name_of(each) for each in objects(spec, "baseRefs")]
+    if not names or not all(name in found for name in names):
+        return spec
+    merged: dict[str, Any] = {}
+    for part in (*(found[name] for name in names), spec):
+        merged = _merge(merged, {key: value for key, value in part.items() if key != "baseRefs"})
+    return merged
+
+
+def _merge(below: Any, above: Any) -> Any:
+    """Merge as KServe does, by strategic merge: objects by key, lists of named objects by name."""
+    if isinstance(below, dict) and isinstance(above, dict):
+        return {**below, **{key: _merge(below.get(key), value) for key, value in above.items()}}
+    if isinstance(below, list) and isinstance(above, list) and _named(below) and _named(above):
+        by_name = {name_of(each): each for each in below}
+        return [*({**by_name, **{name_of(each): _merge(by_name.get(name_of(each)), each) for each in above}}.values())]
+    return above
+
+
+def _named(values: Sequence[Any]) -> bool:
+    return bool(values) and all(isinstance(each, dict) and "name" in each for each in values)
+
+
+def _read_part(body: Object, part: str = "") -> Workload:
+    """Return the server of the object, or of the part of its spec that ``part`` names."""
     spec, remarks = required(body, "spec"), Remarks()
     model = required(body, "spec.model")
     if not model.get("uri"):
         raise MigrationError("spec.model.uri", MISSING, "must name the model, such as hf://org/name")
-    for key, message in _LLM["asked"].items():
-        if spec.get(key) is not None and spec[key] != []:
-            remarks.decide(f"spec.{key}", "is set", message)
-    if spec.get("router") is not None:
-        remarks.own("router", "routes and scheduler select pods: point them at the new Service")
-    if spec.get("rolloutStrategy"):
-        remarks.own("rolloutStrategy", ROLLS_OUT)
-    remarks.ask_for_rest(spec, (*_LLM["read"], *_LLM["asked"]), "spec")
+    _ask(spec, remarks, part)
     remarks.drop_metadata(body, read=(SECRET_ANNOTATION,))
     speculation, draft = _read_speculator(spec, remarks)
     adapters, claims = _read_adapters(model, remarks)
-    pod = {**mapping(spec, "template"), "containers": _containers(body, spec, [*speculation, *adapters], remarks)}
+    given, where = objects(mapping(spec, "template"), "containers"), f"spec.{part}template.containers"
+    ordered = _main_first(given)
+    flag_fields = {"": "spec.model.uri", "--model": "spec.model.uri"}
+    for key in ("tensor", "pipeline", "data"):
+        flag_fields[f"--{key}-parallel-size"] = f"spec.{part}parallelism.{key}"
+    if speculation:
+        flag_fields["--speculative-config"] = f"spec.{'speculator' if 'speculator' in spec else 'speculativeDecoding'}"
+    if adapters:
+        flag_fields["--lora-modules"] = "spec.model.lora"
+    containers = _containers(body, spec, [*speculation, *adapters], remarks, f"spec.{part}template", flag_fields)
+    pod = {**mapping(spec, "template"), "containers": containers}
     for path, place in claims.items():
         pod = _with_claim(pod, place, path.strip("/").replace("/", "-"), path)
     if draft and draft.startswith("pvc://"):
         pod = _with_claim(pod, draft.removeprefix("pvc://"), "kserve-speculator", _DRAFT_PATH)
     pod = with_token(stored(pod, str(model["uri"])), body, remarks)
-    nodes, parallelism = 1, mapping(spec, "parallelism")
-    pipeline = parallelism.get("pipeline")
-    if mapping(spec, "worker") and (parallelism.get("data") is not None or "pipeline" not in parallelism):
-        remarks.decide("spec.worker", "is set", "import does not read how its pods share GPUs for one server: " + _KEEP)
-    elif mapping(spec, "worker") and isinstance(pipeline, int) and pipeline > 0:
-        nodes = pipeline
     return Workload(
         kind="LLMInferenceService",
         name=name_in(body),
         pod=pod,
-        where="spec.template.containers",
+        where=where,
+        containers=tuple(
+            f"{where}[{position}]" if position is not None else f"spec.{part}template"
+            for position in (next((at for at, other in enumerate(given) if other is each), None) for each in ordered)
+        ),
+        flag_fields=flag_fields,
         metadata={key: mapping(spec, key) for key in ("labels", "annotations")},
         namespace=namespace_of(body),
         spec={"replicas": spec["replicas"]} if spec.get("replicas") is not None else {},
-        nodes=nodes,
+        nodes=_nodes(spec, remarks, part),
         end=kubectl("delete", body),
         remarks=remarks,
     )
 
 
-def _containers(body: Object, spec: Object, speculation: Sequence[str], remarks: Remarks) -> list[Object]:
-    given = objects(mapping(spec, "template"), "containers")
+def _ask(spec: Object, remarks: Remarks, part: str) -> None:
+    """Report what the operator does itself, and ask for the settings that the object cannot have."""
+    for key, message in _LLM["asked"].items():
+        if spec.get(key) is not None and spec[key] != []:
+            remarks.decide(f"spec.{part if key in _OF_WORKLOAD else ''}{key}", "is set", message)
+    if spec.get("router") is not None:
+        remarks.own("router", "routes and scheduler select pods: point them at the new Service")
+    if spec.get("rolloutStrategy"):
+        remarks.own("rolloutStrategy", ROLLS_OUT)
+    remarks.ask_for_rest(spec, (*_LLM["read"], *_LLM["asked"]), "spec")
+
+
+def _nodes(spec: Object, remarks: Remarks, part: str) -> int:
+    """Return the number of nodes of a replica; ask if it is not clear how they share the work."""
+    parallelism = mapping(spec, "parallelism")
+    pipeline, copies, local = (parallelism.get(key) for key in ("pipeline", "data", "dataLocal"))
+    if mapping(spec, "worker") and type(copies) is int and type(local) is int and 0 < local <= copies:
+        # Each node runs dataLocal of the copies.
+        return -(-copies // local)
+    if mapping(spec, "worker") and (parallelism.get("data") is not None or "pipeline" not in parallelism):
+        message = "import does not read how its pods share GPUs for one server: " + _KEEP
+        remarks.decide(f"spec.{part}worker", "is set", message)
+    elif mapping(spec, "worker") and isinstance(pipeline, int) and pipeline > 0:
+        return pipeline
+    return 1
+
+
+def _main_first(given: Sequence[Object]) -> list[Object]:
+    """Return the containers of a template with ``main``, which the controller adds if it is missing, first."""
     main = next((each for each in given if name_of(each) == "main"), {"name": "main"})
-    others = [each for each in given if each is not main]
+    return [main, *(each for each in given if each is not main)]
+
+
+def _containers(  # noqa: PLR0913, PLR0917  one part each
+    body: Object,
+    spec: Object,
+    speculation: Sequence[str],
+    remarks: Remarks,
+    template: str,
+    flag_fields: dict[str, str],
+) -> list[Object]:
+    """Return the containers of a pod, with the arguments of the engine; add fields of flags to ``flag_fields``."""
+    main, *others = _main_first(objects(mapping(spec, "template"), "containers"))
     if main.get("command"):
         return [main, *others]
     more: list[str] | None = None
@@ -320,15 +426,19 @@ def _containers(body: Object, spec: Object, speculation: Sequence[str], remarks:
             more = None
         if more is None:
             message = "contains arguments that import does not read: write them into args, and import again"
-            remarks.decide("spec.template.containers[main].env", _MORE, message)
+            remarks.decide(f"{template}.containers[main].env", _MORE, message)
+        for word in more or []:
+            if word.startswith("--"):
+                name = word.partition("=")[0].partition(".")[0].replace("_", "-")
+                flag_fields[name] = f"{template}.containers[main].env[{_MORE}]"
     served = str(mapping(spec, "model").get("name") or name_in(body))
-    args = [MODEL_PATH, "--served-model-name", served, "--port", "8000", *_sizes(spec, remarks), *speculation]
+    args = [MODEL_PATH, "--served-model-name", served, "--port", "8000", *_sizes(spec, remarks, template), *speculation]
     args += [*(more or []), *(word for word in texts(main, "args") if word != "--")]
     env = [each for each in objects(main, "env") if name_of(each) != _MORE]
     return [{**main, "command": ["vllm", "serve"], "args": args, "env": env}, *others]
 
 
-def _sizes(spec: Object, remarks: Remarks) -> Iterator[str]:
+def _sizes(spec: Object, remarks: Remarks, template: str) -> Iterator[str]:
     parallelism = mapping(spec, "parallelism")
     for key in ("tensor", "pipeline", "data"):
         value = parallelism.get(key)
@@ -336,7 +446,7 @@ def _sizes(spec: Object, remarks: Remarks) -> Iterator[str]:
             yield from (f"--{key}-parallel-size", str(value))
         elif value is not None:
             fix = "must be a whole number without quotes, as Kubernetes requires: correct it, and import again"
-            remarks.decide(f"spec.parallelism.{key}", shown(value), fix)
+            remarks.decide(f"{template.removesuffix('template')}parallelism.{key}", shown(value), fix)
     if parallelism.get("expert") is True:
         yield "--enable-expert-parallel"
     if spec.get("trustRemoteCode") is True:

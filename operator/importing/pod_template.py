@@ -96,22 +96,28 @@ def _files(given: Argument) -> Iterator[str]:
 
 def take_product(pod: Object, builder: SpecBuilder) -> None:
     """Take the GPU products that a pod is pinned to, by nodeSelector or by node affinity."""
-    selected = mapping(pod, "nodeSelector").get(PRODUCT_LABEL)
+    source, products = values_of_label(pod, PRODUCT_LABEL)
+    if products:
+        builder.take(f"{source} {PRODUCT_LABEL}", "accelerator.products", products)
+
+
+def values_of_label(pod: Object, label: str) -> tuple[str, list[str]]:
+    """Return the values of a node label that a pod is pinned to, and the field that pins it."""
+    selected = mapping(pod, "nodeSelector").get(label)
     if selected:
-        builder.take(f"nodeSelector {PRODUCT_LABEL}", "accelerator.products", [str(selected)])
-        return
+        return "nodeSelector", [str(selected)]
     affinity = mapping(mapping(pod, "affinity"), "nodeAffinity")
     terms = objects(mapping(affinity, "requiredDuringSchedulingIgnoredDuringExecution"), "nodeSelectorTerms")
     listed = [
         texts(each, "values")
         for term in terms
         for each in objects(term, "matchExpressions")
-        if each.get("key") == PRODUCT_LABEL and each.get("operator") == "In"
+        if each.get("key") == label and each.get("operator") == "In"
     ]
-    # Terms are alternatives: a term without products would allow any.
+    # Terms are alternatives: a term without the label would allow any value.
     if listed and len(listed) == len(terms):
-        products = list(dict.fromkeys(product for products in listed for product in products))
-        builder.take(f"nodeAffinity {PRODUCT_LABEL}", "accelerator.products", products)
+        return "nodeAffinity", list(dict.fromkeys(value for values in listed for value in values))
+    return "", []
 
 
 def take_metadata(metadata: Object, selectors: Iterable[Mapping[str, str]], builder: SpecBuilder) -> None:

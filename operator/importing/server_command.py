@@ -11,8 +11,9 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from specdecode_operator.cluster.manifests import KUBELET_VARIABLE, variables_in
-from specdecode_operator.importing.spec_builder import MigrationError, Object
+from specdecode_operator.importing.spec_builder import SOURCE_KEYS, MigrationError, Object
 from specdecode_operator.untrusted import name_of, objects
+from specdecode_operator.vllm.kv_transfer import ServingRole
 
 _PART: Final = re.compile(
     r"""
@@ -53,6 +54,8 @@ _BEYOND: Final = {
     "a pattern or a group": re.compile(rf"[*?]|(?<![${KUBELET_DOLLAR}])\{{"),
 }
 
+_LOG_WORD: Final = re.compile(r"(?:[12&]?>>?[^\s'\"<>|&;]+|[12]>&[12])")
+_LOG_WORDS: Final = re.compile(r"(?:[12&]?>>?|\|&?[ \t]+tee(?:[ \t]+-a)?)[ \t]+[^\s'\"<>|&;]+")
 MAX_CHARACTERS: Final = 65_536
 _PRINTING: Final = frozenset({"echo", "printf", "export", "readonly", "declare", "local", "read"})
 """Programs whose first word is never a subcommand."""
@@ -119,6 +122,22 @@ def read_script(text: str, env: Mapping[str, str | None]) -> list[Command]:
             given = {name: value for name, value in variables.items() if name in exported} | assigned
             commands.append(Command(command, given, unknown))
     return commands
+
+
+def without_log(line: str) -> str:
+    """Return a line of a script without the redirection, pipe or ampersand that sends its output to a log."""
+    kept = line.rstrip(" \t")
+    if kept.endswith("&") and not kept.endswith("&&"):
+        kept = kept[:-1].rstrip(" \t")
+    for _ in range(8):
+        words = kept.rsplit(maxsplit=4)
+        taken = next((count for count in (4, 3, 2) if _LOG_WORDS.fullmatch(" ".join(words[-count:]))), 0)
+        if not taken and _LOG_WORD.fullmatch(words[-1] if words else ""):
+            taken = 1
+        if not taken or len(words) <= taken:
+            break
+        kept = kept.rsplit(maxsplit=taken)[0]
+    return kept
 
 
 def shown(words: Sequence[str]) -> str:
@@ -222,8 +241,10 @@ def _substitute(word: str, variables: Mapping[str, str | None]) -> tuple[str, bo
 
 
 _SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "zsh"})
-_SERVER_MODULES: Final = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
+_SERVER_MODULES: Final = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server", "dynamo.vllm")
 _SERVER_TEXT: Final = re.compile(r"\bvllm\s|vllm[./]entrypoints")
+_DYNAMO: Final = SOURCE_KEYS["dynamo.vllm"]
+_DYNAMO_ROLES: Final = {"--is-prefill-worker": ServingRole.PREFILL, "--is-decode-worker": ServingRole.DECODE}
 _NAMED_VARIABLE: Final = re.compile(r"\$[({]?(\w+)")
 _HARMLESS: Final = re.compile(
     r"(set( -[euxo]+| pipefail)+|(ulimit|echo) .*|true|:|#!.*|ray (start|stop|status).*"
@@ -249,6 +270,8 @@ class ServerCommand:
     """Omitted commands without effect on the server, such as ``ulimit``, as `shown` prints them."""
     others: list[str] = field(default_factory=list)
     """Omitted commands that may have an effect, as `shown` prints them."""
+    role: ServingRole | None = None
+    """Side of a prefill/decode split that Dynamo's own flags name."""
 
 
 NO_VLLM: Final = "does not run vLLM"
@@ -389,7 +412,30 @@ def _server_of(command: Command) -> ServerCommand | None:
     if arguments is None:
         return None
     program = words[0] if "/" in words[0] else None
-    return ServerCommand(arguments, env, program, command.unknown.intersection(arguments))
+    role = None
+    if "dynamo.vllm" in words[: len(words) - len(arguments)]:
+        arguments, role = _without_dynamo(arguments)
+    return ServerCommand(arguments, env, program, command.unknown.intersection(arguments), role=role)
+
+
+def _without_dynamo(words: Sequence[str]) -> tuple[list[str], ServingRole | None]:
+    """Return vLLM's arguments of a worker of Dynamo, and its side of a prefill/decode split."""
+    kept: list[str] = []
+    role, rest = None, list(words)
+    while rest:
+        word = rest.pop(0)
+        name, equals, value = word.partition("=")
+        flag = name.replace("_", "-").replace("--no-", "--", 1) if name.startswith("--") else name
+        if flag in _DYNAMO["values"]:
+            while not equals and rest and not rest[0].startswith("-"):
+                value = rest.pop(0)
+            if flag == "--disaggregation-mode" and value in set(ServingRole):
+                role = ServingRole(value)
+        elif flag in _DYNAMO["switches"]:
+            role = _DYNAMO_ROLES.get(name.replace("_", "-"), role)
+        else:
+            kept.append(word)
+    return kept, role
 
 
 def _of_python(words: Sequence[str]) -> list[str] | None:

@@ -13,9 +13,11 @@ from typing import Any, Final
 
 from specdecode_operator.api.deployment import KIND
 from specdecode_operator.cluster.nodes import GPU_RESOURCE
+from specdecode_operator.importing.dynamo import read_graph
 from specdecode_operator.importing.engine_container import TOKEN_VARIABLES
 from specdecode_operator.importing.kserve import read_inference_service, read_llm_inference_service
 from specdecode_operator.importing.model_sources import USUAL_CACHES
+from specdecode_operator.importing.runtimes import read_ray_service, read_vllm_runtime
 from specdecode_operator.importing.server_command import (
     MAX_CHARACTERS,
     Command,
@@ -24,6 +26,7 @@ from specdecode_operator.importing.server_command import (
     read_script,
     script_index,
     shown,
+    without_log,
 )
 from specdecode_operator.importing.spec_builder import (
     ROLLS_OUT,
@@ -297,16 +300,16 @@ GROUPS: Final[Mapping[str, str]] = {
     "InferenceService": "serving.kserve.io",
     "ServingRuntime": "serving.kserve.io",
     "ClusterServingRuntime": "serving.kserve.io",
+    "DynamoGraphDeployment": "nvidia.com",
+    "VLLMRuntime": "production-stack.vllm.ai",
+    "RayService": "ray.io",
 }
 
 _CREATES: Final[Mapping[tuple[str | None, str], tuple[str, str]]] = {
     ("inference.llmkube.dev", "InferenceService"): ("Deployment", "deployment"),
-    ("production-stack.vllm.ai", "VLLMRuntime"): ("Deployment", "deployment"),
     ("kaito.sh", "Workspace"): ("StatefulSet", "statefulset"),
 }
 """Kinds of other projects, with the kind that their controllers create under the same name."""
-
-_NO_SERVER: Final = "does not run vllm serve: write its engine arguments after vllm serve, and import that"
 
 
 def is_of_its_group(body: Object) -> bool:
@@ -320,17 +323,6 @@ def import_instead(body: Object) -> str | None:
     kind, group = str(body.get("kind")), _group(body)
     name, where = name_in(body), in_namespace(namespace_of(body))
     shown = f"{kind} of {body.get('apiVersion')} is not read"
-    if kind == "DynamoGraphDeployment":
-        # Dynamo names a Deployment GRAPH-SERVICE, in lower case.
-        services = mapping(mapping(body, "spec"), "services")
-        workers = ", ".join(
-            f"deployment/{name}-{service}".lower()
-            for service, spec in services.items()
-            if isinstance(spec, dict) and "vllm" in str(spec.get("extraPodSpec"))
-        )
-        return f"{shown}: {workers or 'what it creates'} {_NO_SERVER}"
-    if kind == "RayService":
-        return f"{shown}: Ray Serve {_NO_SERVER}"
     if kind == "Model" and group == "kubeai.org":
         selector = shlex.quote(f"model={name}")
         return (
@@ -435,8 +427,6 @@ _OBJECT: Final = re.compile(r"^(?:apiVersion|kind|services|servingEngineSpec)[ \
 _PROMPT: Final = re.compile(r"^[ \t]*[$#][ \t]+(?=\S+[ \t])(?=(?:sudo |docker |podman |nerdctl |vllm ))", re.MULTILINE)
 
 _NOHUP: Final = re.compile(r"^([ \t]*(?:[A-Za-z_]\w*=\S*[ \t]+|sudo[ \t]+)*)nohup[ \t]+", re.MULTILINE)
-_LOG_WORD: Final = re.compile(r"(?:[12&]?>>?[^\s'\"<>|&;]+|[12]>&[12])")
-_LOG_WORDS: Final = re.compile(r"(?:[12&]?>>?|\|&?[ \t]+tee(?:[ \t]+-a)?)[ \t]+[^\s'\"<>|&;]+")
 
 
 def is_command_text(text: str) -> bool:
@@ -448,7 +438,7 @@ def is_command_text(text: str) -> bool:
 
 def read_command_text(text: str) -> Workload:
     """Return the server that a command line or a script starts; raise MigrationError for several containers."""
-    text = "\n".join(map(_without_log, _NOHUP.sub(r"\1", _PROMPT.sub("", text)).split("\n")))
+    text = "\n".join(map(without_log, _NOHUP.sub(r"\1", _PROMPT.sub("", text)).split("\n")))
     try:
         commands = read_script(text, {})
     except ScriptError as error:
@@ -486,29 +476,19 @@ def read_words(words: Sequence[str]) -> Workload:
     return read_command_text(words[0] if len(words) == 1 else shlex.join(words))
 
 
-def _without_log(line: str) -> str:
-    kept = line.rstrip(" \t")
-    if kept.endswith("&") and not kept.endswith("&&"):
-        kept = kept[:-1].rstrip(" \t")
-    for _ in range(8):
-        words = kept.rsplit(maxsplit=4)
-        taken = next((count for count in (4, 3, 2) if _LOG_WORDS.fullmatch(" ".join(words[-count:]))), 0)
-        if not taken and _LOG_WORD.fullmatch(words[-1] if words else ""):
-            taken = 1
-        if not taken or len(words) <= taken:
-            break
-        kept = kept.rsplit(maxsplit=taken)[0]
-    return kept
-
-
 _OF_KINDS: Final[Mapping[str, Callable[[Object], Workload]]] = {
     "Deployment": read_deployment,
     "StatefulSet": read_stateful_set,
     "Pod": read_pod,
     "LeaderWorkerSet": read_leader_worker_set,
-    "LLMInferenceService": read_llm_inference_service,
+    "VLLMRuntime": read_vllm_runtime,
 }
-KINDS: Final = (*_OF_KINDS, "InferenceService")
+_SEVERAL: Final[Mapping[str, Callable[[Object], list[Workload]]]] = {
+    "DynamoGraphDeployment": read_graph,
+    "RayService": read_ray_service,
+}
+"""Kinds that may run several servers."""
+KINDS: Final = (*_OF_KINDS, *_SEVERAL, "LLMInferenceService", "InferenceService")
 
 READABLE: Final = (
     f"{', '.join(KINDS[:-1])} or {KINDS[-1]}, docker compose, values of the production-stack chart,"
@@ -530,8 +510,14 @@ def read_workloads(body: Object, others: Sequence[Object] = ()) -> list[Workload
     if not is_of_its_group(body):
         return []
     if kind == "InferenceService":
-        return [with_values(read_inference_service(body, others), others)]
-    return [with_values(_OF_KINDS[kind](body), others)] if kind in _OF_KINDS else []
+        found = [read_inference_service(body, others)]
+    elif kind == "LLMInferenceService":
+        found = read_llm_inference_service(body, others)
+    elif kind in _SEVERAL:
+        found = _SEVERAL[kind](body)
+    else:
+        found = [_OF_KINDS[kind](body)] if kind in _OF_KINDS else []
+    return [with_values(each, others) for each in found]
 
 
 _MOST_USER_ID: Final = 2**31 - 1

@@ -12,6 +12,7 @@ from typing import Any, Final
 from specdecode_operator.problems import MISSING, Problem
 from specdecode_operator.redaction import clip, is_secret_flag, redact
 from specdecode_operator.untrusted import mapping, objects
+from specdecode_operator.vllm.kv_transfer import ServingRole
 
 _NAME: Final = re.compile(
     r"(?:^|[_-])(?:SECRET|TOKEN|PASSWORD|PASSWD|PASSPHRASE|PASS|CREDENTIALS?|(?:API|ACCESS|PRIVATE|SECRET)_?KEY)$"
@@ -186,6 +187,8 @@ class SpecBuilder(Remarks):
     spec: dict[str, Any] = field(default_factory=dict)
     unsaid: set[str] = field(default_factory=set)
     """Flags whose values only the running container has."""
+    origins: dict[str, str] = field(default_factory=dict)
+    """Setting of the source behind each field, such as ``--max-model-len 8192``."""
 
     def set(self, path: str, value: Any) -> None:
         """Set a field of the spec, such as ``serving.maxModelLen``."""
@@ -205,6 +208,7 @@ class SpecBuilder(Remarks):
     def take(self, name: str, path: str, value: Any, remark: str = "") -> None:
         """Set a field and report it."""
         self.set(path, value)
+        self.origins[path] = without_secrets(name)
         self.note(Outcome.FIELD, name, f"spec.{path}: {plain(value)}" + (f" ({remark})" if remark else ""))
 
 
@@ -256,6 +260,26 @@ class Workload:
     remove: str = ""
     """Command that removes what ``end`` keeps as a way back; empty if it keeps no objects."""
     remarks: Remarks = field(default_factory=Remarks)
+    containers: Sequence[str] = ()
+    """Fields of the containers, in order, if they are not the entries of the list ``where``."""
+    flag_fields: Mapping[str, str] = field(default_factory=dict)
+    """Fields of the source behind flags that are not in a container's arguments; empty is the model by position."""
+    role: ServingRole | None = None
+    role_field: str = ""
+    """Field that names the role."""
+    error: MigrationError | None = None
+    """Why this server cannot be read, although others of its object can."""
+
+    def container_field(self, index: int) -> str:
+        """Return the field of a container."""
+        if self.outside:
+            return self.where
+        return self.containers[index] if index < len(self.containers) else f"{self.where}[{index}]"
+
+
+def broken(kind: str, name: str, where: str, error: MigrationError, namespace: str | None) -> Workload:
+    """Return a server of an object that cannot be read."""
+    return Workload(kind=kind, name=name, pod={}, where=where, namespace=namespace, error=error)
 
 
 def name_in(body: Object) -> str:

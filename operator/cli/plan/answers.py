@@ -6,7 +6,7 @@ Models that neither the spec nor the catalogue describes are read from the hub, 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from specdecode_operator.api.deployment import Key, SpecDecodeDeploymentSpec
 from specdecode_operator.api.spec_problems import admitted_object
@@ -34,6 +34,10 @@ from specdecode_operator.sizing.pair import Parallelism
 from specdecode_operator.sizing.placement import place_phrase
 from specdecode_operator.sizing.plan import Fix, Plan, Row, product_change
 from specdecode_operator.sizing.quantization_matrix import MatrixRow
+from specdecode_operator.untrusted import mapping
+
+if TYPE_CHECKING:
+    from specdecode_operator.importing.foreign import ForeignServer
 
 _MOST_NAMED: Final = 3
 """Number of models of the catalogue that a message suggests."""
@@ -51,7 +55,7 @@ _FROM_BEST: Final = (FITS, TIGHT, UNKNOWN, DOES_NOT_FIT, INVALID)
 class UnknownModel:
     """A model without known facts. In a cluster, the operator reads it."""
 
-    field: str  # Field of the spec that names it
+    field: str  # Field of the spec that names it; empty for an object of another project
     source: model_locations.ModelSource
     problem: Problem
 
@@ -200,6 +204,54 @@ def answer(
     document: Document, inputs: Inputs, *, products: tuple[str, ...] = (), every_precision: bool = False
 ) -> Answer:
     """Plan an object. Without nodes, assume nodes of 8 GPUs of the products that it names, or of H100 and H200."""
+    server = document.foreign
+    if server is not None and server.error is not None:
+        return Answer(document, UNKNOWN, str(server.error), problems=(server.error,))
+    planned = _answer(document, inputs, products=products, every_precision=every_precision)
+    if server is None:
+        return planned
+    engine = dict(mapping(server.spec, "engine"))
+    if planned.verdict == INVALID and all(each.field.startswith("spec.engine.env") for each in planned.problems):
+        # Variables change no memory: report them, and plan the rest.
+        found = tuple(map(server.in_its_fields, planned.problems))
+        spec = {**server.spec, "engine": {key: value for key, value in engine.items() if key != "env"}}
+        server = replace(server, spec=spec, warnings=(*server.warnings, *found))
+        document = replace(document, body={**document.body, "spec": spec}, foreign=server)
+        planned = _answer(document, inputs, products=products, every_precision=every_precision)
+    return _in_its_words(planned, server)
+
+
+def _in_its_words(answer: Answer, server: "ForeignServer") -> Answer:
+    """Return the answer about an object of another project, with its fields and vLLM's flags."""
+    problems = tuple(map(server.in_its_fields, answer.problems))
+    warnings = (*map(str, (*server.unread, *server.warnings)), *map(server.in_flags, answer.warnings))
+    advice = (each for each in answer.advice if each not in answer.warnings)
+    return replace(
+        answer,
+        explanation="; ".join(map(str, problems)) if problems else server.in_flags(answer.explanation),
+        candidates=tuple(
+            replace(
+                each,
+                explanation=server.in_flags(each.explanation),
+                fixes=tuple(
+                    replace(
+                        fix, changes=tuple(map(server.flag_change, fix.changes)), effect=server.in_flags(fix.effect)
+                    )
+                    for fix in each.fixes
+                ),
+            )
+            for each in answer.candidates
+        ),
+        choice=server.in_flags(answer.choice),
+        warnings=warnings,
+        advice=(*map(server.in_flags, advice), *map(str, server.notes), *warnings),
+        problems=problems,
+        # The object has no field for the facts of a model.
+        unknown=tuple(replace(each, field="") for each in answer.unknown),
+    )
+
+
+def _answer(document: Document, inputs: Inputs, *, products: tuple[str, ...], every_precision: bool) -> Answer:
     try:
         spec = admitted_object({**document.body, "spec": with_configs(document.body.get("spec"), inputs.configs)})
         if products:
@@ -261,7 +313,7 @@ def _planned(
         best.setdefault(row.product, row)
     chosen = facts.at(*plan.chosen.served)
     warnings = plan_warnings(chosen, known, plan.chosen.tensor)
-    if document.number is not None:
+    if document.number is not None and document.foreign is None:
         warnings += map(str, token_doubts(chosen.spec))
     # Caveats of GPUs without public logs
     gpus = ((product, find_device(product, facts.spec.accelerator.memory_gib_per_gpu)) for product in best)
@@ -347,13 +399,15 @@ def say_what_is_missing(errors: Iterable[DocumentError], unknown: Sequence[Unkno
     ]
     if not hub and not all(each.source.on_volume for each in unknown):
         lines.append("  --hub, to read config.json and the headers of the weights from the model hub")
-    fields = ", ".join(dict.fromkeys(f"{each.field}.config" for each in unknown))
     lines += [
         f"  {by_hand}",
         "  --facts FILE, written by specdecode models add on a machine that can read the model",
-        f"  {fields} in the object: the content of its config.json",
-        f"  {fields.replace('.config', '.assume')} in the object: weightsGiB and kvBytesPerToken, unchecked",
     ]
+    if fields := ", ".join(dict.fromkeys(f"{each.field}.config" for each in unknown if each.field)):
+        lines += [
+            f"  {fields} in the object: the content of its config.json",
+            f"  {fields.replace('.config', '.assume')} in the object: weightsGiB and kvBytesPerToken, unchecked",
+        ]
     say("\n".join(lines), err=True)
 
 

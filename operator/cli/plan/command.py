@@ -8,7 +8,7 @@ import typer
 
 from specdecode_operator.cli import options
 from specdecode_operator.cli.deployment_options import Description, described_or_read, with_description
-from specdecode_operator.cli.input_files import InputOptions
+from specdecode_operator.cli.input_files import InputOptions, Reading
 from specdecode_operator.cli.options import HiddenName, TableOrData, ended, fail, refuse_written
 from specdecode_operator.cli.outputs import print_data
 from specdecode_operator.cli.plan.answers import Answers, ask, exit_code, say_what_is_missing
@@ -76,13 +76,18 @@ def plan_command(  # noqa: PLR0913  each is an option
 ) -> None:
     """Show where each object would run, and what to change if it does not fit.
 
+    Objects of other projects that run vLLM are planned without changes:
+    Deployment, StatefulSet, Pod, LeaderWorkerSet, LLMInferenceService,
+    InferenceService, DynamoGraphDeployment, VLLMRuntime and RayService. For these,
+    --engine-version sets the version of vLLM if the image tag does not contain it.
+
     Instead of a file, --model and the options after it describe an object:
     specdecode plan --model meta-llama/Llama-3.1-70B-Instruct --gpu H200 --tp 2
 
     Exits with 0 when all fit (tight ones with a warning), 2 for invalid
     input, 3 with --strict when there are warnings, 4 when one does not fit,
     5 when a model is not in the catalogue (in a cluster, the operator would
-    read its config.json).
+    read its config.json), or a server of another project cannot be read.
     With --batch: 0 when all results are written, 2 when a file cannot be used
     or, with --strict, when a line has an error.
     """
@@ -111,6 +116,7 @@ def plan_command(  # noqa: PLR0913  each is an option
         every_precision=not explain and (matrix or output in (Form.JSON, Form.YAML)),
     )
     _print(result, output, explain=explain, matrix=matrix)
+    _say_notes(reading, gpu=not (description.gpu or nodes))
     say_what_is_missing(result.errors, result.unknown, hub=hub)
     corrected = any(place.budget.calibration for each in result.answers for place in each.matrix)
     if calibration and result.answers and not corrected:
@@ -123,6 +129,17 @@ def plan_command(  # noqa: PLR0913  each is an option
         with ended(PlotError, at="--plot: "):
             draw(result.answers, plot, matrix=matrix)
     raise typer.Exit(exit_code(result, strict=strict))
+
+
+def _say_notes(reading: Reading, *, gpu: bool) -> None:
+    """Print the plan's assumptions about objects of other projects, and the objects that it leaves out, to stderr."""
+    notes = [*reading.notes]
+    if any(each.foreign is not None for each in reading.documents):
+        from specdecode_operator.cli.foreign_objects import assumption_notes  # noqa: PLC0415
+
+        notes = [*assumption_notes(reading.documents, gpu=gpu), *notes]
+    for note in notes:
+        say_line(f"note: {note}", err=True)
 
 
 def _print(result: Answers, output: Form, *, explain: bool, matrix: bool) -> None:

@@ -1,6 +1,6 @@
 """Convert plans to the data of `-o json` and `-o yaml`, and explain a memory budget term by term for `--explain`."""
 
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from specdecode_operator.cli.outputs import Output, PerGpu, ProblemOutput, Verdict, filled, problems_data
 from specdecode_operator.cli.plan.answers import Answer, Answers, Candidate
@@ -27,6 +27,9 @@ from specdecode_operator.sizing.pair import Pair, Parallelism, loaded_draft
 from specdecode_operator.sizing.plan import Fix
 from specdecode_operator.sizing.quantization_matrix import MatrixRow
 from specdecode_operator.sizing.rank_layers import stages
+
+if TYPE_CHECKING:
+    from specdecode_operator.importing.foreign import ForeignServer
 
 
 class CandidateOutput(Output):
@@ -111,7 +114,7 @@ class ChangeOutput(Output):
     """A field and its new value."""
 
     field: str
-    """Path in the object."""
+    """Path in the object, or a flag of vLLM if the object is of another project."""
     value: Any
     """New value; null to remove the field."""
 
@@ -129,6 +132,19 @@ class FixOutput(Output):
     """Tokens that the KV cache of each data-parallel copy holds after the change."""
     max_concurrency: float
     """Requests of full length that the KV cache of each copy holds after the change."""
+
+
+class SourceOutput(Output):
+    """The object of another project that was planned, in its own fields."""
+
+    kind: str
+    """Kind of the object."""
+    field: str
+    """Field of the container, or of the part of the object that describes the server."""
+    role: str | None
+    """Side of a prefill/decode split: prefill, decode, or unknown. Null for a server of both phases."""
+    unread: list[ProblemOutput]
+    """Settings that the plan does not count."""
 
 
 class UnknownModelOutput(Output):
@@ -169,6 +185,8 @@ class ObjectOutput(Output):
     """Namespace of the object; null if it has none."""
     place: str
     """File, and number of the document in it."""
+    source: SourceOutput | None
+    """The object of another project; null for a SpecDecodeDeployment."""
     verdict: Verdict
     """Verdict of the best candidate, or why there is no candidate."""
     explanation: str
@@ -221,6 +239,7 @@ def _object(answer: Answer) -> ObjectOutput:
         name=document.name,
         namespace=document.namespace,
         place=document.place,
+        source=_source(document.foreign),
         verdict=answer.verdict,
         explanation=answer.explanation,
         choice=answer.choice or None,
@@ -249,10 +268,22 @@ def _object(answer: Answer) -> ObjectOutput:
     )
 
 
+def _source(server: "ForeignServer | None") -> SourceOutput | None:
+    if server is None:
+        return None
+    role = None if server.side is None else str(server.side.role or "unknown")
+    return SourceOutput(kind=server.kind, field=server.where, role=role, unread=problems_data(server.unread))
+
+
+def _path(field: str) -> str:
+    """Return the path of a field; do not change a flag."""
+    return field if field.startswith(("-", "the ")) else f"spec.{field}"
+
+
 def _fix(fix: Fix) -> FixOutput:
     return FixOutput(
         change=fix.change,
-        changes=[ChangeOutput(field=f"spec.{each.field}", value=each.value) for each in fix.changes],
+        changes=[ChangeOutput(field=_path(each.field), value=each.value) for each in fix.changes],
         verdict=fix.verdict.value,
         kv_cache_tokens=fix.tokens,
         max_concurrency=fix.concurrency,

@@ -34,7 +34,9 @@ def plan_text(answer: Answer, *, matrix: bool, width: int | None = None) -> str:
     """Return the text for one object, with sentences folded to ``width``."""
     facts, candidates = answer.facts, answer.candidates
     if facts is None:
-        what = "is invalid" if not answer.unknown else "names models that are unknown here"
+        what = "names models that are unknown here" if answer.unknown else "is invalid"
+        if answer.document.foreign is not None and answer.document.foreign.error is not None:
+            what = f"cannot be read from this {answer.document.kind}"
         lines = [f"{answer.document.name} {what} ({answer.document.place}):"]
         return "\n".join([*lines, *(f"  {problem}" for problem in answer.problems)])
     parts = [folded(heading(answer, facts), width)]

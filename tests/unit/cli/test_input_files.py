@@ -263,7 +263,7 @@ def test_only_the_first_50_errors_of_a_file_are_shown(specdecode: Specdecode, wr
         ("target: {model: x}", ", only an object without kind: use another"),
         (
             "{apiVersion: apps/v1, kind: Deployment}\n---\n[]",
-            ", only Deployment (apps/v1), a list: convert it with specdecode import -f ",
+            ", only Deployment (apps/v1), a list: use a file with an object that runs vLLM",
         ),
         (
             "{apiVersion: specdecode.io/v1alpha1}",

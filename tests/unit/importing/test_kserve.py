@@ -10,7 +10,8 @@ from specdecode_operator.importing.spec_builder import Workload
 
 def read(**spec: Any) -> Workload:
     body = {"metadata": {"name": "chat"}, "spec": {"model": {"uri": "hf://a/b", "name": "a/b"}, **spec}}
-    return read_llm_inference_service(body)
+    (workload,) = read_llm_inference_service(body)
+    return workload
 
 
 def asked(workload: Workload) -> str:
@@ -20,6 +21,22 @@ def asked(workload: Workload) -> str:
 @pytest.mark.parametrize(("given", "asks"), [([], False), ([{"name": "base"}], True)])
 def test_only_non_empty_base_refs_are_a_decision(given: list[Any], *, asks: bool) -> None:
     assert ("spec.baseRefs" in asked(read(baseRefs=given))) is asks
+
+
+def test_base_configuration_of_the_same_input_is_merged() -> None:
+    base = {"replicas": 3, "template": {"containers": [{"name": "main", "image": "a:1", "args": ["--enable-lora"]}]}}
+    config = {"kind": "LLMInferenceServiceConfig", "metadata": {"name": "base"}, "spec": base}
+    limits = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    spec = {"model": {"uri": "hf://a/b"}, "baseRefs": [{"name": "base"}], "replicas": 2}
+    body = {
+        "metadata": {"name": "chat"},
+        "spec": {**spec, "template": {"containers": [{"name": "main", **limits}, {"name": "sidecar"}]}},
+    }
+    (found,) = read_llm_inference_service(body, [config])
+    main, sidecar = found.pod["containers"]
+    assert (main["image"], main["args"][-1], main["resources"]) == ("a:1", "--enable-lora", limits["resources"])
+    assert (sidecar["name"], found.spec["replicas"]) == ("sidecar", 2)
+    assert "baseRefs" not in asked(found)
 
 
 def words(workload: Workload) -> list[str]:
@@ -56,6 +73,8 @@ def test_arguments_from_a_secret_are_a_decision() -> None:
     [
         ({"pipeline": 2}, 2, False),
         ({"pipeline": 2, "data": 4}, 1, True),
+        ({"data": 16, "dataLocal": 8}, 2, False),
+        ({"data": 16, "dataLocal": 0}, 1, True),
         ({"tensor": 8}, 1, True),
         ({"pipeline": 0}, 1, False),
         ({"pipeline": "2"}, 1, False),

@@ -41,21 +41,8 @@ FOREIGN = {
         {"modelRef": "x"},
         "specdecode import deployment/chat -n llm",
     ),
-    "production-stack": (
-        "production-stack.vllm.ai/v1alpha1",
-        "VLLMRuntime",
-        {},
-        "specdecode import deployment/chat -n llm",
-    ),
     "KAITO": ("kaito.sh/v1beta1", "Workspace", {}, "specdecode import statefulset/chat -n llm"),
     "KubeAI": ("kubeai.org/v1", "Model", {}, "kubectl get pods -n llm -l model=chat"),
-    "Dynamo": (
-        "nvidia.com/v1alpha1",
-        "DynamoGraphDeployment",
-        {"services": {"Frontend": {}, "VllmWorker": {"extraPodSpec": {"mainContainer": {"args": ["dynamo.vllm"]}}}}},
-        "deployment/chat-vllmworker does not run vllm serve",
-    ),
-    "Ray": ("ray.io/v1", "RayService", {}, "Ray Serve does not run vllm serve"),
     "another group's Deployment": ("example.com/v1", "Deployment", {}, "specdecode import deployment/NAME -n llm"),
 }
 

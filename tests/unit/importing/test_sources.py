@@ -529,7 +529,6 @@ OPEN = {
         inference_service({"model": {**HUGGINGFACE, "args": [], "storageUri": "s3://bucket/llama?sig=sk-secret"}}),
         "spec.target.model: s3://bucket/llama: is an address",
     ),
-    "prefill apart": (llm(prefill={"replicas": 2}), "spec.prefill: is set: the object has no such field"),
     "other configurations": (llm(baseRefs=[{"name": "shared"}]), "spec.baseRefs: is set"),
     "an adapter without an address": (
         llm(model={"uri": f"hf://{LLAMA_8B}", "lora": {"adapters": [{"name": "a"}]}}),
