@@ -125,6 +125,8 @@ OUR_KINDS = {each.kind: each for each in (SPECDECODE_DEPLOYMENT, SPECDECODE_CAPT
 DEPLOYMENT = Resource("apps/v1", "Deployment", "deployments")
 LEADER_WORKER_SET = Resource("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", "leaderworkersets")
 HTTP_ROUTE = Resource("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes")
+HORIZONTAL_POD_AUTOSCALER = Resource("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
+SCALED_OBJECT = Resource("keda.sh/v1alpha1", "ScaledObject", "scaledobjects")
 SERVICE = Resource("v1", "Service", "services")
 CONFIG_MAP = Resource("v1", "ConfigMap", "configmaps")
 POD_DISRUPTION_BUDGET = Resource("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
@@ -139,10 +141,14 @@ CUSTOM_RESOURCE_DEFINITION = Resource(
 STORAGE_CLASS = Resource("storage.k8s.io/v1", "StorageClass", "storageclasses")
 LEASE = Resource("coordination.k8s.io/v1", "Lease", "leases")
 
-CHILDREN = (CONFIG_MAP, SERVICE, POD_DISRUPTION_BUDGET, DEPLOYMENT, LEADER_WORKER_SET, JOB, HTTP_ROUTE)
+AUTOSCALERS = (HORIZONTAL_POD_AUTOSCALER, SCALED_OBJECT)
+BESIDE_ENGINES = (HTTP_ROUTE, *AUTOSCALERS)
+"""Kinds of the children that engines do not depend on."""
+
+CHILDREN = (CONFIG_MAP, SERVICE, POD_DISRUPTION_BUDGET, DEPLOYMENT, LEADER_WORKER_SET, JOB, *BESIDE_ENGINES)
 """Kinds of the objects that a SpecDecodeDeployment owns, in the order in which they are applied."""
 
-OPTIONAL = (LEADER_WORKER_SET, HTTP_ROUTE)
+OPTIONAL = (LEADER_WORKER_SET, HTTP_ROUTE, SCALED_OBJECT)
 """Kinds that a cluster may lack, or get while the operator runs."""
 
 CAPTURE_CHILDREN = (PERSISTENT_VOLUME_CLAIM, JOB, CONFIG_MAP)
