@@ -118,7 +118,7 @@ def _scaled_object(key: Key, autoscaling: Autoscaling, keda: Keda, *, frozen: bo
     threshold = autoscaling.target / 100 if autoscaling.metric in _PERCENTAGES else autoscaling.target
     # Without engines, there are no series. With engines, missing series are an error, not a load of 0.
     has_zero = autoscaling.min_replicas == 0
-    triggers = [_trigger(keda, f"sum({series}{{{matchers}}})", f"{threshold:g}", empty_is_zero=has_zero)]
+    triggers = [_trigger(keda, f"sum({series}{{{matchers}}})", str(threshold), empty_is_zero=has_zero)]
     if keda.wake_up_query is not None:
         triggers.append(_trigger(keda, keda.wake_up_query, _NEVER, empty_is_zero=True))
     spec = {
