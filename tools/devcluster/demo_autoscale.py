@@ -133,7 +133,8 @@ class Watch:
     """Looks at the engines twice a second, keeps the targets of Prometheus up to date, and samples the replicas."""
 
     cluster: Cluster
-    hour_s: float
+    namespace: str = "default"
+    hour_s: float = 0.0
     begun_s: float = 0.0
     samples: list[Sample] = field(default_factory=list)
     _ended: Event = field(default_factory=Event)
@@ -152,10 +153,12 @@ class Watch:
     def _look(self) -> None:
         api = self.cluster.api()
         while not self._ended.wait(_LOOK_S):
-            pods = api.get(f"/api/v1/namespaces/default/pods?labelSelector=specdecode.io/deployment%3D{DEPLOYMENT}")
-            spec = api.get(f"/apis/specdecode.io/v1alpha1/namespaces/default/specdecodedeployments/{DEPLOYMENT}")[
-                "spec"
-            ]
+            pods = api.get(
+                f"/api/v1/namespaces/{self.namespace}/pods?labelSelector=specdecode.io/deployment%3D{DEPLOYMENT}"
+            )
+            spec = api.get(
+                f"/apis/specdecode.io/v1alpha1/namespaces/{self.namespace}/specdecodedeployments/{DEPLOYMENT}"
+            )["spec"]
             ready = {
                 f"{pod['status']['podIP']}:8000": pod["metadata"]["name"]
                 for pod in pods["items"]
@@ -163,7 +166,7 @@ class Watch:
                     each["type"] == "Ready" and each["status"] == "True" for each in pod["status"].get("conditions", [])
                 )
             }
-            labels = {"namespace": "default", "specdecode_deployment": DEPLOYMENT}
+            labels = {"namespace": self.namespace, "specdecode_deployment": DEPLOYMENT}
             metrics.write_targets(
                 self.cluster.state, {address: {**labels, "pod": pod} for address, pod in ready.items()}
             )
@@ -175,7 +178,7 @@ class Watch:
 def play(cluster: Cluster, kubectl: Kubectl, *, hour_s: float, target: int) -> Day:
     """Send the requests of a day, and return what came of them."""
     url = f"http://{kubectl.service_address(DEPLOYMENT)}/v1/completions"
-    watch = Watch(cluster, hour_s)
+    watch = Watch(cluster, kubectl.namespace, hour_s)
     with watch.running():
         with step("waiting until the autoscaler has metrics"):
             kubectl.wait(f"sdd/{DEPLOYMENT}", "condition=Autoscaled", _READY_DEADLINE_S)
