@@ -200,13 +200,10 @@ def _of_autoscaler(live: Body) -> ConditionUpdate:
     for condition in (able, active):
         if condition.get("status") != "False":
             continue
-        reason, message = condition.get("reason"), condition.get("message")
-        if reason == "AmbiguousSelector":
-            fix = "delete the other HorizontalPodAutoscaler, or remove spec.autoscaling; until then neither scales"
-            return ConditionUpdate(AUTOSCALED, FALSE, "OtherAutoscaler", f"{message}; {fix}")
         if condition is able:
-            return ConditionUpdate(AUTOSCALED, FALSE, "ScaleFailed", f"{reason}: {message}")
-        return ConditionUpdate(AUTOSCALED, FALSE, "MetricsUnavailable", f"{reason}: {message}; {_NO_METRICS_FIX}")
+            message = f"{condition.get('reason')}: {condition.get('message')}"
+            return ConditionUpdate(AUTOSCALED, FALSE, "ScaleFailed", message)
+        return _inactive(condition)
     if active.get("status") != "True":
         message = f"HorizontalPodAutoscaler {live['metadata']['name']} has not computed a number of replicas yet"
         return ConditionUpdate(AUTOSCALED, UNKNOWN, "AutoscalerPending", message)
@@ -219,15 +216,22 @@ def _of_autoscaler(live: Body) -> ConditionUpdate:
 def _of_scaled_object(live: Body) -> ConditionUpdate:
     """Return the condition that sums up the conditions of a ScaledObject."""
     conditions = _conditions(live)
-    ready, fallback = (conditions.get(type_, {}) for type_ in ("Ready", "Fallback"))
-    for condition, bad in ((ready, "False"), (fallback, "True")):
-        if condition.get("status") == bad:
-            told = f"{condition.get('reason')}: {condition.get('message')}; {_NO_METRICS_FIX}"
-            return ConditionUpdate(AUTOSCALED, FALSE, "MetricsUnavailable", told)
-    if ready.get("status") == "True":
+    for type_, bad in (("Ready", "False"), ("Fallback", "True"), ("HPAActive", "False")):
+        if conditions.get(type_, {}).get("status") == bad:
+            return _inactive(conditions[type_])
+    if conditions.get("Ready", {}).get("status") == "True":
         return ConditionUpdate(AUTOSCALED, TRUE, "AutoscalerActive", "KEDA sets spec.replicas")
     message = f"KEDA has not processed ScaledObject {live['metadata']['name']} yet; check that KEDA is running"
     return ConditionUpdate(AUTOSCALED, UNKNOWN, "AutoscalerPending", message)
+
+
+def _inactive(condition: Mapping[str, Any]) -> ConditionUpdate:
+    """Return the condition for an autoscaler that does not scale."""
+    reason, message = condition.get("reason"), condition.get("message")
+    if reason == "AmbiguousSelector":
+        fix = "delete the other HorizontalPodAutoscaler, or remove spec.autoscaling; until then neither scales"
+        return ConditionUpdate(AUTOSCALED, FALSE, "OtherAutoscaler", f"{message}; {fix}")
+    return ConditionUpdate(AUTOSCALED, FALSE, "MetricsUnavailable", f"{reason}: {message}; {_NO_METRICS_FIX}")
 
 
 def _conditions(live: Body) -> dict[str, Mapping[str, Any]]:

@@ -179,6 +179,10 @@ def test_the_condition_sums_up_the_autoscaler(conditions: Body, outcome: tuple[s
         ({"Ready": ("True", "ScaledObjectReady")}, ("True", "AutoscalerActive")),
         ({"Ready": ("False", "TriggerError")}, ("False", "MetricsUnavailable")),
         (
+            {"Ready": ("True", "ScaledObjectReady"), "HPAActive": ("False", "AmbiguousSelector")},
+            ("False", "OtherAutoscaler"),
+        ),
+        (
             {"Ready": ("True", "ScaledObjectReady"), "Fallback": ("True", "FallbackExists")},
             ("False", "MetricsUnavailable"),
         ),
