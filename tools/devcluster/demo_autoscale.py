@@ -102,7 +102,7 @@ def deploy(kubectl: Kubectl, autoscaling: Body) -> None:
         made = Path(scratch) / "made"
         loads = [f"--arrivals=closed:{clients}" for clients in (1, 4, 8, 16)]
         lengths = ("--prompt-tokens=512", f"--output-tokens={TOKENS}", f"--max-num-seqs={ENGINE_REQUESTS}")
-        command = [SPECDECODE, "replay", "synth", f"--out={made}", "--requests=24", *loads, *lengths]
+        command: list[str] = [str(SPECDECODE), "replay", "synth", f"--out={made}", "--requests=24", *loads, *lengths]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise ClusterError(f"specdecode replay synth: {done.stderr.strip()}")

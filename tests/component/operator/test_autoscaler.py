@@ -78,7 +78,7 @@ def found(kubectl: Kubectl, kind: str, name: str) -> dict[str, Any]:
 
 def test_without_a_metrics_adapter_the_status_says_so_and_bounds_hold(kubectl: Kubectl) -> None:
     apply(kubectl, "alone", AUTOSCALING)
-    assert "no metrics" in wait_for(kubectl, "alone", "Autoscaled", "MetricsUnavailable")
+    assert "vllm_num_requests_running" in wait_for(kubectl, "alone", "Autoscaled", "MetricsUnavailable")
     assert condition(kubectl, "alone", "Autoscaled")[0] == "False"
     eventually(lambda: kubectl.object("sdd", "alone")["spec"]["replicas"] == 2, "the minimum holds")
     eventually(lambda: kubectl.object("deployment", "alone")["spec"]["replicas"] == 2, "also for the engines")
