@@ -88,10 +88,17 @@ def add_metrics(cluster: Cluster, kubectl: Kubectl, adapter: Path, every: str = 
     assert settings is not None
     with step("starting Prometheus and prometheus-adapter"):
         metrics.write_files(cluster.state, RULES, every)
-        cluster.start_beside("prometheus", metrics.prometheus(Path(packages.which("prometheus") or ""), cluster.state))
-        cluster.start_beside("metrics-adapter", metrics.adapter(adapter, cluster.state, every))
+        program = Path(packages.which("prometheus") or "")
+        commands = {
+            "prometheus": metrics.prometheus(program, cluster.state),
+            "metrics-adapter": metrics.adapter(adapter, cluster.state, every),
+        }
+        for component, command in commands.items():
+            if cluster.component_pid(component) is None:
+                cluster.start_beside(component, command)
         bodies = metrics.objects(cluster.state, settings.api_address)
-        kubectl.must("apply", "--server-side", "--filename=-", stdin=yaml.safe_dump_all(bodies))
+        monitoring = kubectl.within(metrics.NAMESPACE)
+        monitoring.must("apply", "--server-side", "--filename=-", stdin=yaml.safe_dump_all(bodies))
         for group in ("custom.metrics.k8s.io", "external.metrics.k8s.io"):
             kubectl.wait(f"apiservice/v1beta1.{group}", "condition=Available", _READY_DEADLINE_S)
 
