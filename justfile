@@ -45,6 +45,11 @@ demo-full: setup
 demo-train: setup
     @{{ python }} -m devcluster.demo_train
 
+# Play a day of load against emulated engines that an autoscaler scales, and draw it (--minutes, --metric; needs root)
+[group('demo')]
+demo-autoscale *arguments: setup
+    @{{ python }} -m devcluster.demo_autoscale "$@"
+
 # Apply only the captures in FILE (default: examples/capture-tiny.yaml), and wait until the engine serves
 [group('captures')]
 capture-up *arguments: setup

@@ -280,6 +280,15 @@ class CudagraphMode(StrEnum):
     FULL_AND_PIECEWISE = "FULL_AND_PIECEWISE"
 
 
+class AutoscalingMetric(StrEnum):
+    """Metric of the engines that an autoscaler keeps at a target per replica."""
+
+    RUNNING_REQUESTS = "RunningRequests"
+    WAITING_REQUESTS = "WaitingRequests"
+    KV_CACHE_USAGE = "KvCacheUsage"
+    PREDICTED_UTILIZATION = "PredictedUtilization"
+
+
 class RolloutStrategy(StrEnum):
     """Which engine goes first when the engines are replaced."""
 

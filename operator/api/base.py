@@ -31,6 +31,7 @@ SCHEDULE_NAME: Final = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 CRON_LINE: Final = r"^\S+ +\S+ +\S+ +\S+ +\S+$"
 TIME_ZONE: Final = r"^[A-Za-z0-9_+/-]+$"
 HOSTNAME: Final = r"^(\*\.)?[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+HTTP_URL: Final = r"^https?://[^\s/@]+(/[^\s@]*)?$"
 
 FIELD_PATH: Final = (
     r"^(metadata\.(name|namespace|uid|(labels|annotations)\['[-._/a-zA-Z0-9]+'\])"
@@ -65,6 +66,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     DIVISOR: "a unit: write 1, or 1 with a suffix, such as 1m or 1Mi",
     TIME_ZONE: "a time zone: write its IANA name, such as Europe/Berlin",
     HOSTNAME: "a hostname: use a-z, 0-9, - and ., such as llm.example.com or *.example.com",
+    HTTP_URL: "a URL: begin with http:// or https://, without a user name, such as http://prometheus.monitoring:9090",
 }
 """Text that follows ``must match the pattern of``, by pattern. A test checks that it is complete."""
 

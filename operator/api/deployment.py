@@ -16,6 +16,7 @@ from specdecode_operator.api.base import (
     ENGINE_VERSION,
     FIELD_PATH,
     HOSTNAME,
+    HTTP_URL,
     LABEL_VALUE,
     OBJECT_NAME,
     RESOURCE,
@@ -41,6 +42,7 @@ from specdecode_operator.api.speculation import Adapter, AdapterSlots, Models, S
 from specdecode_operator.api.training import TrainingRun
 from specdecode_operator.enums import (
     AcceleratorType,
+    AutoscalingMetric,
     CudagraphMode,
     Dtype,
     KvCacheDtype,
@@ -893,6 +895,48 @@ class Expose(ApiModel):
     checks. If not set, no route is created."""
 
 
+class Keda(ApiModel):
+    """Prometheus that KEDA asks for the metric."""
+
+    server_address: Annotated[str, StringConstraints(max_length=512, pattern=HTTP_URL)]
+    """URL of the Prometheus server, such as http://prometheus.monitoring:9090."""
+
+    authentication: ObjectName | None = None
+    """TriggerAuthentication in this namespace with which KEDA signs in to Prometheus. If not set, KEDA sends no
+    credentials."""
+
+    wake_up_query: Annotated[str, StringConstraints(min_length=1, max_length=2048)] | None = None
+    """PromQL query whose result is above 0 while requests wait at your gateway. KEDA then starts the first engine.
+    Required with minReplicas 0, because without engines there are no metrics of engines."""
+
+
+class Autoscaling(ApiModel):
+    """Number of engine replicas by load, through a HorizontalPodAutoscaler or KEDA."""
+
+    min_replicas: StrictInt = Field(default=1, ge=0, le=1000)
+    """Minimum number of replicas. 0 requires keda.wakeUpQuery."""
+
+    max_replicas: StrictInt = Field(ge=1, le=1000)
+    """Maximum number of replicas."""
+
+    metric: AutoscalingMetric
+    """RunningRequests: requests that an engine processes. WaitingRequests: requests in its queue. KvCacheUsage: used
+    share of its KV cache. PredictedUtilization: running and waiting requests as a share of the number at which goodput
+    was highest in the newest capture with arms of these engines."""
+
+    target: StrictInt = Field(ge=1, le=1_000_000)
+    """Value of the metric per replica that the autoscaler aims at: a number of requests, or for KvCacheUsage and
+    PredictedUtilization a percentage."""
+
+    scale_down_stabilization_seconds: StrictInt = Field(default=600, ge=0, le=3600)
+    """Time in seconds for which the load must allow fewer replicas before any is removed. Engines take minutes to start
+    again."""
+
+    keda: Keda | None = None
+    """Create a ScaledObject of KEDA instead of a HorizontalPodAutoscaler. It reads Prometheus itself, so the cluster
+    needs no other metrics adapter."""
+
+
 class PodTemplate(ApiModel):
     """Metadata and pod spec to merge into the engine pods."""
 
@@ -935,7 +979,10 @@ class SpecDecodeDeploymentSpec(ApiModel):
     """Description of the expected requests. It affects advice only, not the plan."""
 
     replicas: StrictInt = Field(default=1, ge=0, le=1000)
-    """Number of engine replicas. Leave it unset if an autoscaler manages it."""
+    """Number of engine replicas. An autoscaler changes this field, so leave it out of manifests with autoscaling."""
+
+    autoscaling: Autoscaling | None = None
+    """Let an autoscaler set replicas by load. If not set, the operator creates no autoscaler."""
 
     rollout: Rollout = Rollout()
     """How engines of a new spec replace the running ones."""

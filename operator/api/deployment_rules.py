@@ -14,6 +14,7 @@ from typing import Final
 from specdecode_operator.api.base import ApiModel
 from specdecode_operator.api.deployment import (
     Accelerator,
+    Autoscaling,
     Engine,
     EnvVar,
     Policy,
@@ -447,6 +448,24 @@ POLICY = (
 )
 
 
+_IS_PERCENTAGE: Final = "self.metric in ['KvCacheUsage', 'PredictedUtilization']"
+AUTOSCALING = (
+    rule(
+        "self.minReplicas <= self.maxReplicas",
+        "minReplicas: is {self.minReplicas:d}, above maxReplicas {self.maxReplicas:d}: lower it, or raise maxReplicas",
+    ),
+    rule(
+        "self.minReplicas > 0 || has(self.keda) && has(self.keda.wakeUpQuery)",
+        "minReplicas: is 0, but without engines there are no metrics that would start one: use 1 or more, or set"
+        " keda.wakeUpQuery to requests that wait at your gateway",
+    ),
+    rule(
+        f"!({_IS_PERCENTAGE}) || self.target <= 100",
+        "target: is {self.target:d}, but the target of {self.metric} is a percentage: use 1 to 100",
+    ),
+)
+
+
 RECORDING_SOURCE = (
     rule(
         "has(self.configMap) != has(self.persistentVolumeClaim)",
@@ -654,6 +673,12 @@ SPEC = (
         "parallelism.draftTensor: there is no draft to split: remove it, or choose a method with a draft",
     ),
     rule(
+        "!has(self.autoscaling) || self.autoscaling.metric != 'RunningRequests'"
+        " || self.autoscaling.target <= self.serving.maxNumSeqs * self.parallelism.data",
+        "autoscaling.target: is {self.autoscaling.target:d}, but a replica runs at most serving.maxNumSeqs"
+        " {self.serving.maxNumSeqs:d} requests per data-parallel replica: lower it, or raise serving.maxNumSeqs",
+    ),
+    rule(
         f"!has({_DRAFT_TENSOR}) || {_DRAFT_TENSOR} == 1 || has({_TENSOR}) && {_DRAFT_TENSOR} == {_TENSOR}",
         "parallelism.draftTensor: is {self.parallelism.draftTensor:d}, but vLLM accepts 1 or the value of tensor: write"
         " 1, or set parallelism.tensor to the same",
@@ -710,6 +735,7 @@ RULES: Mapping[type[ApiModel], tuple[Rule, ...]] = {
     Engine: ENGINE,
     EnvVar: ENV_VAR,
     Policy: POLICY,
+    Autoscaling: AUTOSCALING,
     Replay: REPLAY,
     RecordingSource: RECORDING_SOURCE,
 }

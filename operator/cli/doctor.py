@@ -213,6 +213,12 @@ _ADD_ONS: Final = (
         "not installed: only needed for spec.expose.httpRoute",
     ),
     (
+        "keda",
+        "keda.sh",
+        "for spec.autoscaling.keda",
+        "not installed: only needed for spec.autoscaling.keda",
+    ),
+    (
         "kueue",
         "kueue.x-k8s.io",
         "for captures and engines in queues",

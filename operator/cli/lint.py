@@ -160,6 +160,10 @@ def _in_deployment(
         problem = replace(each.problem, message=f"{each.problem.message}; {_LATER.format(options=options_here)}")
         remarks.append(admission_findings.Remark(admission_findings.Level.WARNING, MODEL_UNKNOWN, problem))
     key = Key(document.namespace or "default", document.name)
+    if spec.autoscaling is not None and "replicas" in spec.model_fields_set:
+        message = "an autoscaler sets it (spec.autoscaling), and each apply resets it; remove it"
+        problem = Problem("spec.replicas", str(spec.replicas), message)
+        remarks.append(admission_findings.Remark(admission_findings.Level.WARNING, "ReplicasAlsoSet", problem))
     sources = {each.field: each.source for each in unknown}
     return [*remarks, *admission_findings.deployment_remarks(key, spec, terms, known, unknown=sources)]
 

@@ -14,7 +14,7 @@ from specdecode_operator.api import capture, training
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Key
 from specdecode_operator.cluster.device_slices import UNKNOWN_DEVICES, DeviceInventory
-from specdecode_operator.cluster.drift import foreign_entries
+from specdecode_operator.cluster.drift import applied_replicas_managers, foreign_entries
 from specdecode_operator.cluster.nodes import GPU_RESOURCE, NodeFacts, node_facts
 from specdecode_operator.cluster.resources import (
     CAPTURE_LABEL,
@@ -157,7 +157,7 @@ class Cache:
         self.on_seen(kind, body)
         key = _key(kind, body)
         known = self._parents[kind].get(key)
-        newest = self._newest(known, without_managed_fields(body))
+        newest = self._newest(known, _slim_parent(body))
         if newest is not None:
             before = self._about(key)
             self._parents[kind][key] = newest if newest is known else self._texts.share(newest)
@@ -415,6 +415,17 @@ def _owner(kind: str, body: Body) -> Key | None:
 def without_managed_fields(body: Body) -> Body:
     """Return a body without `managedFields`, which are as long as the rest."""
     return {**body, "metadata": {name: value for name, value in body["metadata"].items() if name != "managedFields"}}
+
+
+def _slim_parent(body: Body) -> Body:
+    """Return an object of ours with only the managed fields that say who else sets the replicas of an autoscaler."""
+    slimmed = without_managed_fields(body)
+    if "autoscaling" in (body.get("spec") or {}):
+        entries = body["metadata"].get("managedFields") or []
+        slimmed["metadata"]["managedFields"] = [
+            each for each in entries if applied_replicas_managers({"managedFields": [each]})
+        ]
+    return slimmed
 
 
 def slim(kind: str, body: Body) -> Body:

@@ -112,6 +112,8 @@ controller and grown by people."""
 _OF_OTHERS: Final = ("f:labels", "f:annotations", "f:finalizers")
 """Metadata of other tools, which starts no pods."""
 
+_LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
+
 _RESTARTED: Final = ("f:spec", "f:template", "f:metadata", "f:annotations", "f:kubectl.kubernetes.io/restartedAt")
 """Field of `kubectl rollout restart`, which is no drift."""
 
@@ -130,6 +132,25 @@ def foreign_entries(kind: str, metadata: Body) -> list[Body]:
     ours = next((_fields(entry) for entry in entries if _is_ours(entry)), {})
     others = [{**entry, "fieldsV1": _contested(_fields(entry), ours)} for entry in entries if not _is_ours(entry)]
     return [entry for entry in others if entry["fieldsV1"]]
+
+
+def applied_replicas_managers(metadata: Body) -> list[str]:
+    """Return who applies a manifest with `spec.replicas`, which resets the number that an autoscaler chose.
+
+    Other writers than server-side apply own the default of the field too, so of them only kubectl's record counts.
+    """
+    entries = metadata.get("managedFields") or []
+    found = {
+        str(entry.get("manager"))
+        for entry in entries
+        if entry.get("operation") == "Apply" and "f:replicas" in (_fields(entry).get("f:spec") or {})
+    }
+    try:
+        last = json.loads((metadata.get("annotations") or {}).get(_LAST_APPLIED, "{}"))
+        found |= {"kubectl apply"} if "replicas" in last["spec"] else set()
+    except (KeyError, TypeError, ValueError):
+        pass
+    return sorted(found)
 
 
 def foreign_managers(live: Body, kept: Collection[str] = ()) -> list[str]:

@@ -96,7 +96,7 @@ def owned(body: Body, key: Key, uid: str) -> Body:
     metadata["namespace"] = key.namespace
     metadata["labels"] = {**metadata.get("labels", {}), **child_labels(key)}
     metadata["ownerReferences"] = [owner_reference(key, uid)]
-    metadata["annotations"] = {APPLIED_HASH_ANNOTATION: content_hash(body)}
+    metadata["annotations"] = {**metadata.get("annotations", {}), APPLIED_HASH_ANNOTATION: content_hash(body)}
     return body
 
 

@@ -131,6 +131,8 @@ HTTP_ROUTE = Resource("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes")
 RESOURCE_CLAIM_TEMPLATE = Resource("resource.k8s.io/v1", "ResourceClaimTemplate", "resourceclaimtemplates")
 RESOURCE_SLICE = Resource("resource.k8s.io/v1", "ResourceSlice", "resourceslices")
 DEVICE_CLASS = Resource("resource.k8s.io/v1", "DeviceClass", "deviceclasses")
+HORIZONTAL_POD_AUTOSCALER = Resource("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
+SCALED_OBJECT = Resource("keda.sh/v1alpha1", "ScaledObject", "scaledobjects")
 SERVICE = Resource("v1", "Service", "services")
 CONFIG_MAP = Resource("v1", "ConfigMap", "configmaps")
 POD_DISRUPTION_BUDGET = Resource("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
@@ -145,13 +147,17 @@ CUSTOM_RESOURCE_DEFINITION = Resource(
 STORAGE_CLASS = Resource("storage.k8s.io/v1", "StorageClass", "storageclasses")
 LEASE = Resource("coordination.k8s.io/v1", "Lease", "leases")
 
+AUTOSCALERS = (HORIZONTAL_POD_AUTOSCALER, SCALED_OBJECT)
+BESIDE_ENGINES = (HTTP_ROUTE, *AUTOSCALERS)
+"""Kinds of the children that engines do not depend on."""
+
 CHILDREN = (
     *(CONFIG_MAP, SERVICE, POD_DISRUPTION_BUDGET, RESOURCE_CLAIM_TEMPLATE, DEPLOYMENT, LEADER_WORKER_SET, JOB),
-    HTTP_ROUTE,
+    *BESIDE_ENGINES,
 )
 """Kinds of the objects that a SpecDecodeDeployment owns, in the order in which they are applied."""
 
-OPTIONAL = (LEADER_WORKER_SET, HTTP_ROUTE, RESOURCE_CLAIM_TEMPLATE)
+OPTIONAL = (LEADER_WORKER_SET, HTTP_ROUTE, RESOURCE_CLAIM_TEMPLATE, SCALED_OBJECT)
 """Kinds that a cluster may lack, or get while the operator runs."""
 
 CAPTURE_CHILDREN = (PERSISTENT_VOLUME_CLAIM, JOB, CONFIG_MAP)

@@ -80,6 +80,16 @@ OPERATOR_RIGHTS: Final = (
         _CHILD,
         "claim the GPUs of engines, captures and trainings, if `accelerator.resourceClaim` is set",
     ),
+    Right(
+        "horizontalpodautoscalers.autoscaling",
+        _CHILD,
+        "let the number of engines follow the load, if `autoscaling` is set",
+    ),
+    Right(
+        "scaledobjects.keda.sh",
+        _CHILD,
+        "let KEDA do so, if KEDA is installed and `autoscaling.keda` is set",
+    ),
     Right("jobs.batch", _CHILD, "run captures and trainings; read and download models"),
     Right(
         "persistentvolumeclaims",

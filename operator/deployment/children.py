@@ -1,4 +1,4 @@
-"""Render the objects that a SpecDecodeDeployment owns: workload, Service, HTTPRoute, budget, plan, recorder.
+"""Render the objects that a SpecDecodeDeployment owns: workload, Service, autoscaler, plan and others.
 
 A ConfigMap holds the plan, with the quantization matrix as CSV of at most 256 KiB.
 """
@@ -22,6 +22,7 @@ from specdecode_operator.cluster.resources import (
     QUEUE_PREFIX,
     selector_labels,
 )
+from specdecode_operator.deployment.autoscaler import render_autoscaler
 from specdecode_operator.deployment.canaries import canaries_json
 from specdecode_operator.deployment.engine_pod import engine_pod, engine_timeouts, group_pods, replay_pod, scheme
 from specdecode_operator.deployment.http_route import render_route
@@ -116,6 +117,8 @@ def render_children(key: Key, uid: str, facts: Facts, plan: Plan, plan_texts: Ma
     children.append(owned(render_template("service", service), key, uid))
     if (route := spec.expose.http_route) is not None:
         children.append(render_route(key, uid, route, spec.serving.port))
+    if spec.autoscaling is not None:
+        children.append(render_autoscaler(key, uid, spec, spec.autoscaling))
     if wanted_replicas(facts) > 1:
         # In groups, select the workers too: a group fails with any of its pods.
         budget = {

@@ -26,7 +26,7 @@ from specdecode_operator.api.deployment_status import PlanStatus, SpecDecodeDepl
 from specdecode_operator.api.spec_problems import parsed_spec
 from specdecode_operator.api.speculation import Speculation
 from specdecode_operator.cluster.clock import without_times_ahead
-from specdecode_operator.cluster.drift import content_hash
+from specdecode_operator.cluster.drift import applied_replicas_managers, content_hash
 from specdecode_operator.cluster.resources import KEPT_MANAGERS_ANNOTATION
 from specdecode_operator.deployment.conditions import WRONG_ANSWERS
 from specdecode_operator.enums import METHODS_WITH_LAYERS, Method, OnCrashLoop, PolicyMode
@@ -51,7 +51,7 @@ def schedule_problems(schedules: Sequence[CaptureSchedule]) -> list[Problem]:
     return problems
 
 
-_CHANGE_NO_ENGINE: Final = {"replicas", "suspend", "rollout", "captures", "workload", "policy", "expose"}
+_CHANGE_NO_ENGINE: Final = {"replicas", "suspend", "rollout", "captures", "workload", "policy", "expose", "autoscaling"}
 
 
 def engine_fields(spec: SpecDecodeDeploymentSpec) -> dict[str, Any]:
@@ -139,6 +139,7 @@ class ParsedDeployment:
     object_spec: Body = field(default_factory=dict)  # spec of the object, if it differs from raw_spec
     kept_managers: frozenset[str] = frozenset()
     times_ahead: tuple[str, ...] = ()
+    replicas_applied_by: tuple[str, ...] = ()  # Who applies manifests with replicas, while an autoscaler sets it
 
     @property
     def wants_no_engine(self) -> bool:
@@ -210,4 +211,5 @@ def parse_deployment(
         by_policy=by_policy,
         kept_managers=frozenset(filter(None, map(str.strip, managers.split(",")))),
         times_ahead=times_ahead,
+        replicas_applied_by=tuple(applied_replicas_managers(metadata)) if "autoscaling" in spec else (),
     )

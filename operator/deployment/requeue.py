@@ -38,6 +38,7 @@ def requeue_for(
         observation.readings
         or observation.blocked
         or observation.route_blocked
+        or observation.autoscaler_blocked
         or observation.contested
         or observation.crash_loop
         or waits

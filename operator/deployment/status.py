@@ -28,6 +28,7 @@ from specdecode_operator.cluster.resources import (
     POOL_LABEL,
     selector_labels,
 )
+from specdecode_operator.deployment.autoscaler import autoscaled_condition
 from specdecode_operator.deployment.conditions import (
     CRASH_LOOP,
     EFFECTIVE,
@@ -160,7 +161,8 @@ def compose_status(  # noqa: PLR0913  the status combines these inputs
     if isinstance(desired.outcome, InCanary):
         details.append(canary_decision(desired.outcome, observation).condition())
     exposed = exposed_condition(parent, observation.route, observation.route_blocked)
-    conditions = [*readiness.conditions(details), available, *proofs, *effective, *exposed]
+    autoscaled = autoscaled_condition(parent, observation.autoscaler, observation.autoscaler_blocked, observation.load)
+    conditions = [*readiness.conditions(details), available, *proofs, *effective, *exposed, *autoscaled]
     if observation.contested:
         message = f"{'; '.join(observation.contested)}: changed again after each repair. {_CONTESTED_FIX}"
         conditions.append(ConditionUpdate("ChildrenInSync", FALSE, "RepairsUndone", message))

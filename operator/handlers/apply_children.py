@@ -36,20 +36,24 @@ from specdecode_operator.cluster.drift import (
 )
 from specdecode_operator.cluster.manifests import with_new_hash
 from specdecode_operator.cluster.resources import (
+    BESIDE_ENGINES,
     CHILDREN,
     CONFIG_MAP,
     DEPLOYMENT,
+    HORIZONTAL_POD_AUTOSCALER,
     HTTP_ROUTE,
     JOB,
     LEADER_WORKER_SET,
     POD,
     RESOURCE_CLAIM_TEMPLATE,
+    SCALED_OBJECT,
     SERVICE,
     Resource,
     written_resource,
 )
 from specdecode_operator.deployment.attestation.attest import Seen, attestation_name, attested
 from specdecode_operator.deployment.attestation.keys import SigningKey
+from specdecode_operator.deployment.autoscaler import KEDA_MISSING, wanted_autoscaler
 from specdecode_operator.deployment.children import wanted_replicas
 from specdecode_operator.deployment.conditions import Blocked
 from specdecode_operator.deployment.configmap_digests import child_entry, children_proofs
@@ -80,6 +84,9 @@ from specdecode_operator.handlers.status_writer import Reporter
 from specdecode_operator.problems import InvalidSpecError
 from specdecode_operator.untrusted import mapping
 
+_BESIDE_ENGINES: Final = tuple(each.kind for each in BESIDE_ENGINES)
+_NOT_SERVED: Final = {HTTP_ROUTE.kind: GATEWAY_API_MISSING, SCALED_OBJECT.kind: KEDA_MISSING}
+_REFUSED_HINTS: Final = {HTTP_ROUTE.kind: REFUSED_HINT}
 _SURGE_STRATEGY: Final = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
 
 
@@ -175,9 +182,9 @@ def objects_to_delete(
         return []
     wanted = {identity(child) for child in desired.children}
     # The object's Service always has the object's name and is garbage-collected with it. Never delete another one.
-    # The HTTPRoute is deleted if the spec has none, with or without a launch.
+    # The others are deleted if the spec does not ask for them, with or without a launch.
     # ResourceClaimTemplates are deleted when no pod can refer to them (`EngineChildren`).
-    kept = (SERVICE.kind, HTTP_ROUTE.kind, RESOURCE_CLAIM_TEMPLATE.kind)
+    kept = (SERVICE.kind, *_BESIDE_ENGINES, RESOURCE_CLAIM_TEMPLATE.kind)
     unwanted = [child for child in live if identity(child) not in wanted and child["kind"] not in kept]
     if isinstance(outcome, NotLaunched):
         return [child for child in unwanted if child["kind"] == JOB.kind or is_canary(child)]
@@ -458,6 +465,14 @@ class ModelFactsFullError(BlockedError):
         super().__init__(Blocked("ModelFactsFull", message, permanent=True))
 
 
+def _wanted_beside(parent: ParsedDeployment) -> set[str]:
+    """Return the kinds of the children that a spec asks for and engines do not depend on."""
+    autoscaling = wanted_autoscaler(parent)
+    autoscaler = HORIZONTAL_POD_AUTOSCALER if autoscaling is None or autoscaling.keda is None else SCALED_OBJECT
+    wanted = {HTTP_ROUTE.kind: wanted_route(parent), autoscaler.kind: autoscaling}
+    return {kind for kind, field_ in wanted.items() if field_ is not None}
+
+
 @dataclass(frozen=True)
 class _InLine:
     """Inputs of the last reconcile that had nothing to write and nothing to wait for."""
@@ -480,9 +495,9 @@ class EngineChildren(Children):
         super().__init__(cluster, cache, key, uid, CHILDREN)
         self._signing_key = signing_key
         self._in_line: _InLine | None = None
-        self.route_blocked: Readiness | None = None
-        """Why the HTTPRoute could not be written or deleted. Engines do not depend on it."""
-        self._route_postponed = False
+        self.blocked_beside: dict[str, Readiness] = {}
+        """Why children that engines do not depend on could not be written or deleted, by kind."""
+        self._postponed_beside = False
 
     async def carry_out(
         self, parent: ParsedDeployment, desired: DesiredState, groups: GroupHistory = NO_GROUP_HISTORY
@@ -494,7 +509,7 @@ class EngineChildren(Children):
         self.believe(children_proofs(parent.status.kept))
         if self.is_in_line(parent, desired):
             return
-        self.route_blocked, self._route_postponed = None, False
+        self._postponed_beside = False
         before, outcome, owned = self.cache.all_children(self.key), desired.outcome, self.owned()
         if self._signing_key is not None:
             kept = (owned.get((CONFIG_MAP.kind, attestation_name(self.key))) or {}).get("data") or {}
@@ -504,8 +519,7 @@ class EngineChildren(Children):
         desired = with_draft_order(self.key, desired)
         desired = resting(desired, live, current_pods(pods, live), groups, self.cluster.clock.now().timestamp())
         children = objects_to_apply(desired, owned.values(), parent.kept_managers)
-        routes = [child for child in children if child["kind"] == HTTP_ROUTE.kind]
-        others = [child for child in children if child["kind"] != HTTP_ROUTE.kind]
+        others = [child for child in children if child["kind"] not in _BESIDE_ENGINES]
         is_all = await self.apply(others, parent.kept_managers)
         for workload, replicas in workloads_to_scale(parent, desired, owned.values()):
             if workload["spec"].get("replicas", 1) != replicas:
@@ -516,11 +530,13 @@ class EngineChildren(Children):
         unwanted = [*objects_to_delete(desired, owned.values(), successor, pods), *self._unused_claims(desired)]
         for child in unwanted:
             await self.delete(child)
-        self.route_blocked = await what_blocks(
-            self._keep_route(parent, routes), hint=REFUSED_HINT, status_is_current=False
-        )
+        blocked = {}
+        for kind in _BESIDE_ENGINES:
+            writing = self._keep_beside(parent, kind, [child for child in children if child["kind"] == kind])
+            blocked[kind] = await what_blocks(writing, hint=_REFUSED_HINTS.get(kind, ""), status_is_current=False)
+        self.blocked_beside = {kind: why for kind, why in blocked.items() if why is not None}
         is_group = desired.workload is not None and desired.workload["kind"] == LEADER_WORKER_SET.kind
-        is_all = is_all and self.route_blocked is None and not self._route_postponed
+        is_all = is_all and not self.blocked_beside and not self._postponed_beside
         waits = not is_all or unwanted or self._signing_key is not None or is_group or rejections(pods)
         # If the object has changed meanwhile, the next reconcile could not use this record, so it is not kept.
         is_at_rest = not waits and before == self.cache.all_children(self.key)
@@ -548,16 +564,16 @@ class EngineChildren(Children):
         wanted = {identity(child) for child in desired.children}
         return [child for name, child in live.items() if name not in wanted and name[1] not in used]
 
-    async def _keep_route(self, parent: ParsedDeployment, routes: Sequence[Body]) -> None:
-        """Apply the HTTPRoute, or delete it if the spec has none."""
-        if wanted_route(parent) is None and not isinstance(parent.spec, InvalidSpecError):
-            for child in [child for (kind, _), child in self.owned().items() if kind == HTTP_ROUTE.kind]:
+    async def _keep_beside(self, parent: ParsedDeployment, kind: str, rendered: Sequence[Body]) -> None:
+        """Apply the child of a kind that engines do not depend on, or delete it if the spec does not ask for it."""
+        if kind not in _wanted_beside(parent) and not isinstance(parent.spec, InvalidSpecError):
+            for child in [child for (its_kind, _), child in self.owned().items() if its_kind == kind]:
                 await self.delete(child)
-        if not routes:
+        if not rendered:
             return
-        if HTTP_ROUTE.kind not in self.cache.optional_kinds:
-            raise BlockedError(GATEWAY_API_MISSING)
-        self._route_postponed = not await self.apply(routes, parent.kept_managers)
+        if kind in _NOT_SERVED and kind not in self.cache.optional_kinds:
+            raise BlockedError(_NOT_SERVED[kind])
+        self._postponed_beside |= not await self.apply(rendered, parent.kept_managers)
 
     def is_in_line(self, parent: ParsedDeployment, desired: DesiredState) -> bool:
         """Return whether the last reconcile of the same inputs made no writes."""
@@ -583,9 +599,11 @@ class EngineChildren(Children):
             return next(iter(live.values()), None), None
         return live.pop(wanted, None), next(iter(live.values()), None)
 
-    def route(self) -> Body | None:
-        """Return the live HTTPRoute; None without one."""
-        return self.owned().get((HTTP_ROUTE.kind, self.key.name))
+    def beside(self, *resources: Resource) -> Body | None:
+        """Return the live child of the first of these kinds; None without one."""
+        owned = self.owned()
+        found = (owned.get((resource.kind, self.key.name)) for resource in resources)
+        return next((child for child in found if child is not None), None)
 
     def engine_pods(self) -> list[Body]:
         """Return the pods of all workloads of this object."""

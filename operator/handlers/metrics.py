@@ -22,7 +22,9 @@ from specdecode_operator.api.deployment import Key
 from specdecode_operator.api.training_status import TrainingPhase
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Waits, counted_waits
+from specdecode_operator.deployment.autoscaler import CAPACITY_METRIC, LOAD_METRIC, load_labels
 from specdecode_operator.deployment.observed.engine_reports import BudgetResidual
+from specdecode_operator.deployment.observed.replica_load import ReplicaLoad
 from specdecode_operator.enums import PolicyAction, PolicyOutcome
 from specdecode_operator.handlers.http_server import BoundedHandler, BoundedServer
 from specdecode_operator.sizing.memory.budget import Verdict
@@ -79,7 +81,9 @@ _RECONCILE_BUCKETS_S: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 
 
 class OperatorMetrics(Collector):
-    """Metrics of objects and reconciles. No series is per object; kubectl shows single objects.
+    """Metrics of objects and reconciles.
+
+    No series is per object, except those that autoscalers follow; kubectl shows single objects.
 
     Reconciles that take ``told_from_s`` or longer are logged.
     """
@@ -87,6 +91,7 @@ class OperatorMetrics(Collector):
     def __init__(self, cache: Cache, told_from_s: float | None = None) -> None:
         self._cache, self._told_from_s = cache, told_from_s
         self._residuals: dict[Key, BudgetResidual] = {}
+        self._loads: dict[Key, ReplicaLoad] = {}
         # Known series start at 0, so that Prometheus sees the first increase.
         self._ended = prometheus_client.Counter(
             "specdecode_captures_ended", "SpecDecodeCaptures that ended.", ["phase"], registry=None
@@ -123,6 +128,13 @@ class OperatorMetrics(Collector):
             self._residuals.pop(key, None)
         else:
             self._residuals[key] = residual
+
+    def set_load(self, key: Key, load: ReplicaLoad | None) -> None:
+        """Store the load that the autoscaler of a deployment follows; None removes it."""
+        if load is None:
+            self._loads.pop(key, None)
+        else:
+            self._loads[key] = load
 
     def count_capture(self, before: CapturePhase | None, now: CapturePhase | None) -> None:
         """Count a capture if it has just ended."""
@@ -170,6 +182,7 @@ class OperatorMetrics(Collector):
         for kind, value in sorted(worst.items()):
             residuals.add_metric(kind, value)
         yield residuals
+        yield from self._load_metrics()
         for counter in (self._ended, self._trainings_ended, self._decisions, self._seconds):
             yield from counter.collect()
         captures = GaugeMetricFamily("specdecode_captures", "SpecDecodeCaptures by phase.", labels=("phase",))
@@ -201,6 +214,27 @@ class OperatorMetrics(Collector):
         for verdict in Verdict:
             plans.add_metric((verdict.value,), verdicts[verdict.value])
         yield plans
+
+    def _load_metrics(self) -> Iterator[Metric]:
+        labels = tuple(load_labels(Key("", "")))
+        capacities = GaugeMetricFamily(
+            CAPACITY_METRIC,
+            "Running requests at which the goodput of a replica is highest, by the newest capture with arms.",
+            labels=labels,
+        )
+        loads = GaugeMetricFamily(
+            LOAD_METRIC,
+            "Running and waiting requests of all replicas over the capacity of one replica.",
+            labels=labels,
+        )
+        for key, load in sorted(self._loads.items()):
+            values = tuple(load_labels(key).values())
+            if load.capacity is not None:
+                capacities.add_metric(values, load.capacity)
+            if load.replicas is not None:
+                loads.add_metric(values, load.replicas)
+        yield capacities
+        yield loads
 
     def _statuses(self, kind: str) -> list[Body]:
         return [(self._cache.parent(key) or {}).get("status") or {} for key in self._cache.parents(kind)]

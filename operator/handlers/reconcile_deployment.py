@@ -13,7 +13,15 @@ from typing import Final, TypeVar
 
 from specdecode_operator.api import base, capture, deployment, training
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.deployment import CaptureSchedule, Gate, Key, Policy, PolicyStatus, ScheduleStatus
+from specdecode_operator.api.deployment import (
+    CaptureSchedule,
+    Gate,
+    Key,
+    Policy,
+    PolicyStatus,
+    ScheduleStatus,
+    SpecDecodeDeploymentSpec,
+)
 from specdecode_operator.api.deployment_status import TrainedDraftStatus
 from specdecode_operator.api.speculation import Speculation
 from specdecode_operator.capture.borrowing import lending_to
@@ -35,7 +43,9 @@ from specdecode_operator.cluster.drift import identity, is_owned
 from specdecode_operator.cluster.engine_probe import EngineProbe
 from specdecode_operator.cluster.observed_figures import FiguresReader, KeptFigures
 from specdecode_operator.cluster.resources import (
+    AUTOSCALERS,
     CONFIG_MAP,
+    HTTP_ROUTE,
     JOB,
     LEADER_WORKER_SET,
     MODEL_FACTS_NAME,
@@ -43,6 +53,7 @@ from specdecode_operator.cluster.resources import (
     POD,
     RESOURCE_CLAIM_TEMPLATE,
 )
+from specdecode_operator.deployment.autoscaler import wanted_autoscaler
 from specdecode_operator.deployment.conditions import CRASH_LOOP, WRONG_ANSWERS
 from specdecode_operator.deployment.configmap_digests import believed, digests, kept_entries, own_proofs, proofs_in
 from specdecode_operator.deployment.decision import internal_error, newly_read_models
@@ -72,6 +83,7 @@ from specdecode_operator.deployment.observed.observation import (
     update_group_history,
     update_last_good,
 )
+from specdecode_operator.deployment.observed.replica_load import ReplicaLoad
 from specdecode_operator.deployment.observed.wrong_answers import Answers, update_answers, wrong_answers
 from specdecode_operator.deployment.parsed_deployment import (
     ParsedDeployment,
@@ -84,6 +96,7 @@ from specdecode_operator.deployment.parsed_deployment import (
     stays_off,
 )
 from specdecode_operator.deployment.planning import plan_change, planned_break_even
+from specdecode_operator.deployment.replica_capacity import replica_load
 from specdecode_operator.deployment.requeue import Requeue, requeue_for
 from specdecode_operator.deployment.rollout.blocked_pods import waits_for_claim
 from specdecode_operator.deployment.rollout.canary import (
@@ -108,6 +121,7 @@ from specdecode_operator.deployment.spec_facts import Facts
 from specdecode_operator.deployment.speculation_policy import (
     OFF,
     Measured,
+    NoEvidence,
     PolicyInputs,
     Remembered,
     given_up,
@@ -124,14 +138,14 @@ from specdecode_operator.deployment.speculation_policy import (
     with_speculation,
 )
 from specdecode_operator.deployment.status import compose_status
-from specdecode_operator.enums import Method, PolicyAction, PolicyOutcome
+from specdecode_operator.enums import AutoscalingMetric, Method, PolicyAction, PolicyOutcome
 from specdecode_operator.handlers.apply_children import EngineChildren, what_blocks
 from specdecode_operator.handlers.decision_cache import DecisionCache
 from specdecode_operator.handlers.metrics import OperatorMetrics
 from specdecode_operator.handlers.settings import Settings
 from specdecode_operator.handlers.status_writer import Reporter
 from specdecode_operator.problems import InvalidSpecError
-from specdecode_operator.stats.engine_window import NOTHING_RECENT, Recent, Window, update_recent
+from specdecode_operator.stats.engine_window import ENOUGH_DRAFTED_TOKENS, NOTHING_RECENT, Recent, Window, update_recent
 from specdecode_operator.stats.figures import SampleBuffer
 from specdecode_operator.stats.pool_comparison import served
 from specdecode_operator.training.in_place import Update
@@ -192,14 +206,7 @@ class PolicyKeeper:
             await self._reporter.post_event("PolicyActed", status.message, warns=True)
             return status
         policy: Policy = written.policy
-        in_force = None if isinstance(parent.spec, InvalidSpecError) else parent.spec.speculation
-        measured = read_measured(
-            self._reporter.cache.captures_of(parent.key),
-            policy.evidence,
-            engine_spec_hash(written, desired.outcome.plan_status),
-            written.speculation,
-            in_force,
-        )
+        measured = _measured(self._reporter.cache, parent, written, desired)
         case = PolicyInputs(policy, asked, before, measured, rollout_paused=written.rollout.paused)
         if found := _failure(observation, policy):
             return await self._turned_off(case, *found, not_had(OFF))
@@ -255,6 +262,19 @@ class PolicyKeeper:
         except ClusterError as error:
             return str(error)
         return ""
+
+
+def _measured(
+    cache: Cache, parent: ParsedDeployment, written: SpecDecodeDeploymentSpec, desired: DesiredState
+) -> Measured | NoEvidence:
+    """Return the measurement of an object's engines by a capture with arms, or why there is none."""
+    return read_measured(
+        cache.captures_of(parent.key),
+        written.policy.evidence if written.policy else None,
+        engine_spec_hash(written, desired.outcome.plan_status),
+        written.speculation,
+        None if isinstance(parent.spec, InvalidSpecError) else parent.spec.speculation,
+    )
 
 
 def _failure(observation: Observation, policy: Policy) -> tuple[str, str] | None:
@@ -717,6 +737,7 @@ class Reconciler:
 
     def _forget(self, key: Key) -> None:
         self._metrics.set_residual(key, None)
+        self._metrics.set_load(key, None)
         self._records.pop(key, None)
 
     async def _keep_what_was_read(self, parent: ParsedDeployment, record: Record) -> Readiness | None:
@@ -796,6 +817,7 @@ class Reconciler:
         engines = self._engines(parent, None if blocked else launch, workload, last_good)
         record.crashes = update_crashes(record.crashes, engines, steady_s)
         record.answers = update_answers(record.answers, {each["metadata"]["name"] for each in pods}, readings)
+        beside = record.children.blocked_beside
         observation = Observation(
             workload,
             pods,
@@ -813,12 +835,27 @@ class Reconciler:
             claim_users=self._claim_users(parent),
             replaced_workload=replaced,
             blocked=blocked,
-            route=record.children.route(),
-            route_blocked=record.children.route_blocked,
+            route=record.children.beside(HTTP_ROUTE),
+            route_blocked=record.children.blocked_beside.get(HTTP_ROUTE.kind),
+            autoscaler=record.children.beside(*AUTOSCALERS),
+            autoscaler_blocked=next((beside[each.kind] for each in AUTOSCALERS if each.kind in beside), None),
+            load=self._load(parent, desired, record.recent, readings),
             contested=tuple(record.children.repairs.contested(now_s)),
         )
         record.groups = update_group_history(record.groups, desired, observation, last_good, unix_s)
         return replace(observation, groups=record.groups)
+
+    def _load(
+        self, parent: ParsedDeployment, desired: DesiredState, recent: Recent, readings: Mapping[str, Reading]
+    ) -> ReplicaLoad | None:
+        """Return the load that an autoscaler with PredictedUtilization follows, and export it."""
+        written, autoscaling, load = parent.written_spec or parent.spec, wanted_autoscaler(parent), None
+        predicts = autoscaling is not None and autoscaling.metric is AutoscalingMetric.PREDICTED_UTILIZATION
+        if predicts and not isinstance(written, InvalidSpecError):
+            acceptance = recent.last.acceptance(ENOUGH_DRAFTED_TOKENS) if recent.last else None
+            load = replica_load(_measured(self._cache, parent, written, desired), acceptance, readings)
+        self._metrics.set_load(parent.key, load)
+        return load
 
     def _engines(
         self, parent: ParsedDeployment, launch: Launch | None, live: Body | None, last_good: LastGood | None

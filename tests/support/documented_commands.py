@@ -479,7 +479,10 @@ _ARGO: Final = "needs Argo CD: tests/component/admission/gitops runs its code an
 _RELEASE: Final = "needs a release in a registry: tests/devcluster/test_publish.py runs it there"
 _OF_OPERATOR: Final = "needs a running operator: tests/component/operator starts replicas"
 _INSTALL: Final = "docs/install/install.md has the same commands, which run on an API server"
+_ADAPTER: Final = "needs Prometheus and a metrics adapter: tests/e2e/serving/test_autoscaling.py runs both"
 NOT_RUN: Final[dict[tuple[str, str], str]] = {
+    ("docs/serve/autoscale.md", "helm install prometheus-adapter"): _ADAPTER,
+    ("docs/serve/autoscale.md", "kubectl get --raw"): _ADAPTER,
     ("README.md", "kubectl port-forward"): _GPUS,
     ("charts/specdecode-crds/README.md", "helm install"): _INSTALL,
     ("charts/specdecode-operator/README.md", "helm install"): _INSTALL,

@@ -109,6 +109,10 @@ RANGES = _drafting("draft_model", draft=pair_70b()["speculation"]["draft"])
 RANGES["speculation"]["numSpeculativeTokensByBatchSize"] = [{"from": 1, "to": 8, "numSpeculativeTokens": 2}]
 GATED = pair_70b(rollout={"gate": {"capture": "golden", "override": {"reason": "a fix"}}})
 ROUTED = pair_70b(expose={"httpRoute": {"parentRefs": [{"name": "public"}]}})
+SCALED = pair_70b(autoscaling={"maxReplicas": 4, "metric": "RunningRequests", "target": 64})
+SCALED_BY_KEDA = pair_70b(
+    autoscaling={**SCALED["autoscaling"], "keda": {"serverAddress": "http://one:9090", "wakeUpQuery": "vector(0)"}}
+)
 EXPECTED = pair_70b(workload={"kind": "Chat", "promptTokens": 1000, "outputTokens": 200})
 SECRET = {"name": "one", "key": "key"}
 KEYED = pair_70b(serving={"maxModelLen": 8192, "apiKeySecret": SECRET}, models={"hubTokenSecret": SECRET})
@@ -259,6 +263,14 @@ DEPLOYMENT_FIELDS: Mapping[str, FieldCase] = {
     "workload.promptTokens": refused(8000, "more than maxModelLen", on=EXPECTED),
     "workload.outputTokens": refused(8000, "more than maxModelLen", on=EXPECTED),
     "replicas": at(2),
+    "autoscaling.minReplicas": at(2, on=SCALED),
+    "autoscaling.maxReplicas": at(8, on=SCALED),
+    "autoscaling.metric": at("WaitingRequests", on=SCALED),
+    "autoscaling.target": at(32, on=SCALED),
+    "autoscaling.scaleDownStabilizationSeconds": at(60, on=SCALED),
+    "autoscaling.keda.serverAddress": at("http://two:9090", on=SCALED_BY_KEDA),
+    "autoscaling.keda.authentication": at("prometheus", on=SCALED_BY_KEDA),
+    "autoscaling.keda.wakeUpQuery": at("vector(1)", on=SCALED_BY_KEDA),
     "rollout.strategy": at("Surge"),
     "rollout.gate.capture": at("other", on=GATED),
     "rollout.gate.maxLossPercent.goodput": at(9, on=GATED),

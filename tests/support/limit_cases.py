@@ -52,6 +52,10 @@ TAKEN: dict[str, tuple[str, Body]] = {
     "all as allowed": (SMALL, small()),
     "the image of vLLM itself": (SMALL, small(engine={})),
     "two replicas of two GPUs": (SMALL, small(replicas=2, parallelism={"tensor": 2})),
+    "an autoscaler within the limit": (
+        SMALL,
+        small(autoscaling={"maxReplicas": 2, "metric": "RunningRequests", "target": 8}, parallelism={"tensor": 2}),
+    ),
     "no GPU": (SMALL, tiny_cpu(engine=_IMAGE["engine"])),
     "an image beside": (
         SMALL,
@@ -74,6 +78,11 @@ REFUSED: dict[str, tuple[str, Body, str]] = {
         SMALL,
         small(replicas=2),
         "spec.parallelism.tensor: 4: with spec.replicas 2 takes 8 GPUs, and in this namespace an object takes at most",
+    ),
+    "an autoscaler that could start too many replicas": (
+        SMALL,
+        small(autoscaling={"maxReplicas": 3, "metric": "RunningRequests", "target": 8}),
+        "with spec.autoscaling.maxReplicas 3 takes 12 GPUs",
     ),
     "too many stages": (SMALL, small(parallelism={"tensor": 4, "pipeline": 2}, speculation=None), "takes 8 GPUs"),
     "too many copies": (SMALL, small(parallelism={"tensor": 4, "data": 3}), "takes 12 GPUs"),

@@ -49,6 +49,14 @@
 - apiGroups: [resource.k8s.io]
   resources: [resourceclaimtemplates]
   verbs: [get, list, watch, create, patch, delete]
+# Let the number of engines follow the load, if `autoscaling` is set.
+- apiGroups: [autoscaling]
+  resources: [horizontalpodautoscalers]
+  verbs: [get, list, watch, create, patch, delete]
+# Let KEDA do so, if KEDA is installed and `autoscaling.keda` is set.
+- apiGroups: [keda.sh]
+  resources: [scaledobjects]
+  verbs: [get, list, watch, create, patch, delete]
 # Run captures and trainings; read and download models.
 - apiGroups: [batch]
   resources: [jobs]

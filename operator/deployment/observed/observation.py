@@ -21,6 +21,7 @@ from specdecode_operator.deployment.engine_pod import engine_timeouts
 from specdecode_operator.deployment.observed.crash_loop import CrashLoop
 from specdecode_operator.deployment.observed.decay import NOTHING_DECAYED, Decay
 from specdecode_operator.deployment.observed.engine_reports import BudgetResidual, budget_residual
+from specdecode_operator.deployment.observed.replica_load import ReplicaLoad
 from specdecode_operator.deployment.observed.wrong_answers import Answers, WrongAnswers
 from specdecode_operator.deployment.rollout.canary import CanaryDecision, waiting_decision
 from specdecode_operator.deployment.rollout.readiness import Lending, Readiness
@@ -67,6 +68,9 @@ class Observation:
     blocked: Readiness | None = None  # Why the API server rejected the desired objects
     route: Body | None = None
     route_blocked: Readiness | None = None  # Why the HTTPRoute could not be written; engines do not depend on it
+    autoscaler: Body | None = None
+    autoscaler_blocked: Readiness | None = None
+    load: ReplicaLoad | None = None  # For an autoscaler with PredictedUtilization
     contested: tuple[str, ...] = ()  # Children and fields that another writer changes again after each repair
 
     @property

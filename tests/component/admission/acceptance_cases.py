@@ -41,6 +41,19 @@ accelerator:
 target: {model: org/target}
 expose: {httpRoute: {parentRefs: [{name: public, namespace: infra}], hostnames: ["*.example.com", llm.example.com]}}
 """,
+    "autoscaling": """
+target: {model: org/target}
+autoscaling: {maxReplicas: 4, metric: RunningRequests, target: 64}
+""",
+    "autoscaling from zero": """
+target: {model: org/target}
+autoscaling:
+  minReplicas: 0
+  maxReplicas: 4
+  metric: KvCacheUsage
+  target: 100
+  keda: {serverAddress: "https://prometheus.monitoring:9090/prometheus", wakeUpQuery: sum(gateway_queue)}
+""",
     "head": """
 target: {model: Qwen/Qwen3-8B}
 speculation: {method: eagle3, numSpeculativeTokens: 3, draft: {model: AngelSlim/Qwen3-8B_eagle3, maxModelLen: 2048}}

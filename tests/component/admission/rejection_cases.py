@@ -47,6 +47,43 @@ BAD = {
     "no restart at all": Bad(
         "policy: {maxRestartsPerDay: 0}", "spec.policy.maxRestartsPerDay", "greater than or equal to 1"
     ),
+    # Autoscaling
+    "a minimum above the maximum": Bad(
+        "autoscaling: {minReplicas: 5, maxReplicas: 4, metric: RunningRequests, target: 64}",
+        "spec.autoscaling.minReplicas",
+        "is 5, above maxReplicas 4",
+    ),
+    "zero replicas that nothing wakes up": Bad(
+        "autoscaling: {minReplicas: 0, maxReplicas: 4, metric: RunningRequests, target: 64}",
+        "spec.autoscaling.minReplicas",
+        "set keda.wakeUpQuery",
+    ),
+    "zero replicas with KEDA that nothing wakes up": Bad(
+        "autoscaling: {minReplicas: 0, maxReplicas: 4, metric: RunningRequests, target: 64,"
+        " keda: {serverAddress: 'http://a'}}",
+        "spec.autoscaling.minReplicas",
+        "set keda.wakeUpQuery",
+    ),
+    "a percentage above 100": Bad(
+        "autoscaling: {maxReplicas: 4, metric: KvCacheUsage, target: 101}",
+        "spec.autoscaling.target",
+        "is 101, but the target of KvCacheUsage is a percentage",
+    ),
+    "more requests than an engine runs": Bad(
+        "serving: {maxNumSeqs: 32}\nautoscaling: {maxReplicas: 4, metric: RunningRequests, target: 33}",
+        "spec.autoscaling.target",
+        "raise serving.maxNumSeqs",
+    ),
+    "an unknown metric": Bad(
+        "autoscaling: {maxReplicas: 4, metric: Cpu, target: 33}",
+        "spec.autoscaling.metric",
+        '"RunningRequests", "WaitingRequests"',
+    ),
+    "credentials in an address": Bad(
+        "autoscaling: {maxReplicas: 4, metric: RunningRequests, target: 3, keda: {serverAddress: 'http://me:pw@a'}}",
+        "spec.autoscaling.keda.serverAddress",
+        "should match",
+    ),
     # Expose
     "a route without a Gateway": Bad("expose: {httpRoute: {}}", "spec.expose.httpRoute.parentRefs", "Required"),
     "a hostname with a port": Bad(

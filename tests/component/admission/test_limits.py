@@ -12,11 +12,13 @@ from devcluster.chart import template
 from devcluster.cluster.cluster import Cluster
 from devcluster.cluster.kubectl import Answer
 from devcluster.host.errors import ClusterError
+from specdecode_operator.api import base
 from specdecode_operator.api.base import Body
 from specdecode_operator.cli.main import app
 from tests.support.admission_cases import deployment
 from tests.support.kubectl import Kubectl
 from tests.support.limit_cases import ONE_PRODUCT, OPEN, REFUSED, SMALL, TAKEN, TOLD, VALUES
+from tests.support.operator_process import USER
 from tests.support.waiting import eventually
 
 NAMESPACE = "specdecode-system"
@@ -130,6 +132,32 @@ def test_scale_subresource_cannot_raise_replicas_under_a_gpu_limit(limited: Limi
     users.must("delete", "sdd", "chat", "--wait=false")
 
 
+def test_the_operators_autoscaler_alone_may_scale_under_a_gpu_limit(limited: Limited) -> None:
+    users = Kubectl(limited.admin.kubeconfig, SMALL)
+    autoscaler = {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": {"name": "chat"},
+        "spec": {
+            "scaleTargetRef": {"apiVersion": base.API_VERSION, "kind": "SpecDecodeDeployment", "name": "chat"},
+            "maxReplicas": 100,
+        },
+    }
+    options = ("apply", "--dry-run=server", "--filename=-")
+    asked = lambda *more: users(*options, *more, stdin=json.dumps(autoscaler))  # noqa: E731
+    eventually(lambda: "set spec.autoscaling" in asked().stderr, "the policy is in force")
+    assert asked(f"--as={USER}", "--as-group=system:masters").returncode == 0
+    autoscaler["spec"]["scaleTargetRef"] |= {"apiVersion": "apps/v1", "kind": "Deployment"}
+    assert asked().returncode == 0, "other targets are not limited"
+
+    users.must("apply", "--filename=-", stdin=json.dumps(limited.object(SMALL, TAKEN["all as allowed"][1])))
+    scale = ("scale", "sdd/chat", "--replicas=2", "--as-group=system:masters")
+    controller = "system:serviceaccount:kube-system:horizontal-pod-autoscaler"
+    assert users(*scale, "--as=somebody").returncode != 0
+    assert users(*scale, f"--as={controller}").returncode == 0
+    users.must("delete", "sdd", "chat", "--wait=false")
+
+
 def test_duplicate_limit_names_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="two entries have the name a"):
         rendered(tmp_path, {"limits": [{"name": "a", "maxGpus": 1}, {"name": "a", "images": ["b/"]}]})
@@ -138,7 +166,7 @@ def test_duplicate_limit_names_are_refused(tmp_path: Path) -> None:
 def test_limit_objects_have_unique_names(tmp_path: Path) -> None:
     values = {"limits": [{"name": name, "maxGpus": 1} for name in ("a", "a-scale", "scale", "scale-limits-a")]}
     made = [(each["kind"], each["metadata"]["name"]) for each in yaml.safe_load_all(rendered(tmp_path, values))]
-    assert len(made) == len(set(made)) == 2 + 4 * 3
+    assert len(made) == len(set(made)) == 3 + 4 * 4
 
 
 def test_kubernetes_before_1_30_is_refused_by_the_chart() -> None:

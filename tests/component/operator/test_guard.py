@@ -339,3 +339,34 @@ def test_a_claim_does_not_take_devices_of_others(fields: dict[str, Any], passes:
     requests = [{"name": "gpus", "exactly": {"deviceClassName": "gpu.nvidia.com", **fields}}]
     body = {"kind": "ResourceClaimTemplate", "metadata": {"name": "x", "labels": OURS}}
     assert holds(policy, {**body, "spec": {"spec": {"devices": {"requests": requests}}}}) == passes
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "passes"),
+    [
+        ("HorizontalPodAutoscaler", {}, True),
+        ("HorizontalPodAutoscaler", {"scaleTargetRef": {"kind": "SpecDecodeDeployment", "name": "other"}}, False),
+        ("HorizontalPodAutoscaler", {"scaleTargetRef": {"kind": "Deployment", "name": "x"}}, False),
+        ("ScaledObject", {}, True),
+        ("ScaledObject", {"scaleTargetRef": {"kind": "Deployment", "name": "x"}}, False),
+        ("ScaledObject", {"triggers": [{"type": "aws-sqs-queue"}]}, False),
+        ("ScaledObject", {"triggers": [{"type": "prometheus", "authenticationRef": {"name": "own"}}]}, True),
+        (
+            "ScaledObject",
+            {
+                "triggers": [
+                    {
+                        "type": "prometheus",
+                        "authenticationRef": {"name": "all", "kind": "ClusterTriggerAuthentication"},
+                    }
+                ]
+            },
+            False,
+        ),
+    ],
+)
+def test_an_autoscaler_scales_its_object_alone(kind: str, changes: dict[str, Any], passes: bool) -> None:
+    (policy,) = [each for each in guard() if "Binding" not in each["kind"]]
+    target = {"kind": "SpecDecodeDeployment", "name": "x"}
+    spec = {"scaleTargetRef": target, "triggers": [{"type": "prometheus"}], **changes}
+    assert holds(policy, {"kind": kind, "metadata": {"name": "x", "labels": OURS}, "spec": spec}) == passes

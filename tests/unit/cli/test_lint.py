@@ -10,7 +10,7 @@ import pytest
 
 from specdecode_operator.sizing.catalogue import find_entry
 from tests.support.golden import EXAMPLES, ROOT
-from tests.support.objects import TINY_CONFIG, tiny_cpu
+from tests.support.objects import HUB_TOKEN, TINY_CONFIG, pair_70b, tiny_cpu
 from tests.unit.cli.conftest import Specdecode, WriteObject, manifest
 from tests.unit.cli.test_plan import H100, only
 from tests.unit.cli.test_render import CAPTURE
@@ -50,7 +50,7 @@ def test_only_examples_on_a_cpu_have_findings(specdecode: Specdecode) -> None:
     found = [each for each in findings(specdecode, EXAMPLES, code=0) if each["level"] != "note"]
     assert [Path(each["file"]).name for each in found] == ["tiny-cpu.yaml", "tiny-language-cpu.yaml"]
     assert all(each["level"] == "warning" and "vllm#55005" in each["message"] for each in found)
-    assert specdecode("lint", EXAMPLES).stdout.splitlines()[-1] == "objects: 33, errors: 0, warnings: 2, notes: 8"
+    assert specdecode("lint", EXAMPLES).stdout.splitlines()[-1] == "objects: 34, errors: 0, warnings: 2, notes: 8"
 
 
 def test_sampled_capture_on_a_cpu_is_a_warning(specdecode: Specdecode, write: WriteObject) -> None:
@@ -217,6 +217,14 @@ def test_plan_warning_is_a_lint_warning(specdecode: Specdecode, write: WriteObje
     (found,) = findings(specdecode, write("a.yaml", body), code=0)
     assert found["rule"] == "PlanWarning"
     assert "is vLLM 0.30 by its name" in found["message"]
+
+
+def test_replicas_beside_an_autoscaler_are_a_warning(specdecode: Specdecode, write: WriteObject) -> None:
+    autoscaling = {"maxReplicas": 4, "metric": "RunningRequests", "target": 24}
+    for replicas, rules in (({"replicas": 2}, ["ReplicasAlsoSet"]), ({}, [])):
+        body = {**manifest("chat"), "spec": {**pair_70b(autoscaling=autoscaling, models=HUB_TOKEN), **replicas}}
+        found = [each for each in findings(specdecode, write("chat.yaml", body), code=0) if each["level"] == "warning"]
+        assert [each["rule"] for each in found if each["rule"] == "ReplicasAlsoSet"] == rules
 
 
 def test_capture_of_a_misspelt_deployment_is_a_warning(specdecode: Specdecode, write: WriteObject) -> None:

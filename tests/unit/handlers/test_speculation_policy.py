@@ -7,6 +7,7 @@ from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from specdecode_operator.api import capture
 from specdecode_operator.api.deployment_status import PlanStatus
@@ -819,3 +820,18 @@ async def test_days_of_adaptive_verification_raise_no_alarm(days: Days) -> None:
         await days.night()
     assert (days.new_events(), days.done()) == ([], [])
     assert days.speculation() is not None
+
+
+async def test_predicted_load_follows_the_setting_in_force(shift: Shift) -> None:
+    registry = CollectorRegistry()
+    registry.register(shift.world.metrics)
+    labels = {"deployment_namespace": "team", "deployment": "llama"}
+    loads = ((8, 0.7), (32, 2.5), (64, 1.2))
+    evidence = measured_capture(arms=[{"name": "on"}, OFF_ARM], ratio=1.0, loads=loads)
+    autoscaling = {"maxReplicas": 4, "metric": "PredictedUtilization", "target": 80}
+    await shift.serve(mode="Enforce", evidence=evidence, spec={"autoscaling": autoscaling})
+    await shift.work(1, 64)
+    assert registry.get_sample_value("specdecode_load_replicas", labels) == 1, "goodput is highest at 64 requests"
+    await shift.work(60, 64)
+    assert shift.speculation() is None
+    assert registry.get_sample_value("specdecode_load_replicas", labels) == 2, "without drafts at 32"

@@ -26,6 +26,7 @@ _LIBRARIES: Final = {
 """Go module of `tools/devcluster/tools/health`, and what it stands for."""
 
 _MONITORS: Final = "github.com/prometheus-operator/prometheus-operator"
+_KEDA: Final = "github.com/kedacore/keda/v2"
 _GATEWAY_API: Final = "sigs.k8s.io/gateway-api"
 _GITOPS_ENGINE: Final = "github.com/argoproj/gitops-engine"
 _CONFORMANCE: Final = "`tests/component/admission/test_conformance.py`"
@@ -102,6 +103,10 @@ def _tools() -> Iterator[_Row]:
     yield "Prometheus operator", _pinned("prometheus-operator")[_MONITORS], CONTRACT, f"its CRDs, {_CONFORMANCE}"
     routes = "its CRDs, without a gateway, `tests/component/operator/test_http_route.py`"
     yield "Gateway API", _pinned("gateway-api")[_GATEWAY_API], CONTRACT, routes
+    scaling = "`tests/component/operator/test_autoscaler.py`"
+    adapter = "with Prometheus and a HorizontalPodAutoscaler, `./just demo-autoscale`"
+    yield "prometheus-adapter", released["prometheus-adapter"], TESTED, adapter
+    yield "KEDA", _pinned("keda")[_KEDA], CONTRACT, f"the CRD of ScaledObjects, without KEDA, {scaling}"
     libraries = _pinned("health")
     for module, name in _LIBRARIES.items():
         yield name, f"{libraries[module]} of `{module}`", CONTRACT, "`tests/component/admission/gitops`"

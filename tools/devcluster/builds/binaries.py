@@ -120,6 +120,14 @@ GROUPS = (
         "-s -w -X github.com/google/go-containerregistry/cmd/crane/cmd.Version=v0.22.1",
         rarely=True,
     ),
+    # Serves metrics of Prometheus to HorizontalPodAutoscalers.
+    Group(
+        "prometheus-adapter",
+        "0.12.0",
+        {"prometheus-adapter": "sigs.k8s.io/prometheus-adapter/cmd/adapter"},
+        lambda _: False,
+        rarely=True,
+    ),
     # Ours, of the libraries of GitOps tools: what they make of a status.
     Group("health", "1", {"health": "specdecode.io/devcluster/tools/health"}, lambda _: False),
     # Ours, of Argo CD's libraries: what it does with an application.
@@ -176,6 +184,11 @@ def gateway_api_crds(*, oldest: bool = False) -> Path:
     """Return the folder with the CRDs of the Gateway API's standard channel; ``oldest`` lacks timeouts of routes."""
     module = TOOLS / ("gateway-api-oldest" if oldest else "gateway-api")
     return golang.module_dir(module, "sigs.k8s.io/gateway-api") / "config" / "crd" / "standard"
+
+
+def keda_crds() -> Path:
+    """Return the folder of KEDA's module that has its CRDs: nothing of it is built."""
+    return golang.module_dir(TOOLS / "keda", "github.com/kedacore/keda/v2") / "config" / "crd" / "bases"
 
 
 def prometheus_operator_crds() -> Path:

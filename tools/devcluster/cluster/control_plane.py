@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 from devcluster.builds.binaries import OLDEST
+from devcluster.cluster import metrics
 from devcluster.cluster.pki import Identity, create
 from devcluster.cluster.settings import Settings
 
@@ -62,6 +63,8 @@ def _identities(settings: Settings) -> list[Identity]:
         Identity("kube-proxy", "system:kube-proxy"),
         Identity("kwok", "kwok", ("system:masters",)),
         Identity("lws", "lws", ("system:masters",), addresses=(settings.api_address,)),
+        Identity("front-proxy", "front-proxy"),
+        Identity("metrics-adapter", "metrics-adapter", ("system:masters",), names=(metrics.SERVICE_NAME,)),
         Identity("kubelet", f"system:node:{NODE_NAME}", ("system:nodes",)),
         Identity("kubelet-server", NODE_NAME, names=(NODE_NAME,), addresses=(settings.api_address,)),
     ]
@@ -70,7 +73,15 @@ def _identities(settings: Settings) -> list[Identity]:
 def write_files(state: Path, settings: Settings) -> None:
     """Write certificates, kubeconfigs and configuration files of the control plane."""
     create(state / "pki", _identities(settings))
-    for user in ("kube-controller-manager", "kube-scheduler", "kube-proxy", "kwok", "lws", "kubelet"):
+    for user in (
+        "kube-controller-manager",
+        "kube-scheduler",
+        "kube-proxy",
+        "kwok",
+        "lws",
+        "metrics-adapter",
+        "kubelet",
+    ):
         write_kubeconfig(state / "config" / f"{user}.kubeconfig", state, settings, user)
     write_kubeconfig(state / "kubeconfig", state, settings, "admin")
     (state / "config" / "authentication.json").write_text(json.dumps(AUTHENTICATION))
@@ -143,6 +154,14 @@ def kube_apiserver(program: Path, state: Path, settings: Settings) -> list[str]:
         f"--tls-private-key-file={pki / 'apiserver.key'}",
         f"--client-ca-file={pki / 'ca.crt'}",
         *_authentication(state, settings),
+        # By these, an API server that it asks for metrics knows on whose behalf it does.
+        f"--requestheader-client-ca-file={pki / 'ca.crt'}",
+        "--requestheader-allowed-names=front-proxy",
+        "--requestheader-username-headers=X-Remote-User",
+        "--requestheader-group-headers=X-Remote-Group",
+        "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+        f"--proxy-client-cert-file={pki / 'front-proxy.crt'}",
+        f"--proxy-client-key-file={pki / 'front-proxy.key'}",
         "--authorization-mode=Node,RBAC",
         f"--audit-policy-file={state / 'config' / 'audit-policy.json'}",
         f"--audit-log-path={audit_log(state)}",
