@@ -7,7 +7,7 @@ from specdecode_operator.deployment.engine_settings import served_names
 from specdecode_operator.deployment.models.model_locations import ADAPTERS
 from specdecode_operator.deployment.spec_facts import Facts
 from specdecode_operator.problems import Problem
-from specdecode_operator.sizing.arithmetic import format_gib
+from specdecode_operator.sizing.arithmetic import GIB, format_gib
 from specdecode_operator.sizing.memory.adapters import (
     LARGEST_VOCABULARY,
     LoraSupport,
@@ -26,6 +26,9 @@ _ENABLE = "--enable-lora"
 _FUSES_REDUCTIONS, _FUSED = "inkling", "INKLING_MULTIMEM_AR"
 RUNTIME_VARIABLE = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
 _LORA_FLAGS = frozenset(each.flag for each in arguments.ARGUMENTS if each.field == arguments.ADAPTERS)
+_MUCH_ON_HOST_BYTES = 8 * GIB
+"""Less is usual for the host of a GPU. Our own choice."""
+
 _ONLY_BACKEND = "allgather_reducescatter"
 
 
@@ -111,8 +114,9 @@ def adapter_notes(facts: Facts) -> Iterator[str]:
     """Yield what adapters change: memory of the host, acceptance, and the API that loads further ones."""
     slots, target = facts.pair.adapters, facts.pair.target
     if slots is not None:
-        if not facts.on_cpu:
-            size = format_gib(host_bytes(target, slots))
+        on_host = 0 if facts.on_cpu else host_bytes(target, slots)
+        if on_host >= _MUCH_ON_HOST_BYTES:
+            size = format_gib(on_host)
             yield f"adapters: each engine process keeps up to {slots.host} in host memory, which takes up to {size} GiB"
         if not adapters_are_exact(target):
             yield (

@@ -302,7 +302,7 @@ def _own_folders(training: Training, volume: str) -> list[Body]:
 
 
 def _downloads(pod_spec: Body) -> list[Body]:
-    """Return the init containers that prepare the target, without those of draft and adapters, and sidecars."""
+    """Return the engine's init containers that prepare the target, without those of draft, adapters and sidecars."""
     others = (DOWNLOAD_DRAFT, f"{DOWNLOAD_ADAPTER}-")
     return [
         dict(each)

@@ -135,7 +135,7 @@ def _with_source(source: str) -> Body:
     return pair_70b(engine={"env": [{"name": "ONE", "valueFrom": {source: first}}]})
 
 
-ADAPTED = pair_70b(adapters=[{"name": "sql", "model": "org/sql", "rank": 8}], adapterSlots={"gpu": 1, "host": 1})
+ADAPTED = pair_70b(adapters=[{"name": "sql", "model": "org/sql", "rank": 8}], adapterSlots={"gpu": 1, "host": 2})
 STORED_ADAPTER = pair_70b(
     adapters=[{"name": "sql", "model": "sql", "rank": 8, "persistentVolumeClaim": {"claimName": "adapters"}}]
 )
@@ -224,8 +224,8 @@ DEPLOYMENT_FIELDS: Mapping[str, FieldCase] = {
     "adapters[].persistentVolumeClaim.claimName": at("other", on=STORED_ADAPTER),
     "adapters[].rank": at(9, on=ADAPTED),
     "adapters[].targetModules[]": at("q_proj", on=ADAPTED),
-    "adapterSlots.gpu": refused(2, "host", on=ADAPTED),
-    "adapterSlots.host": at(2, on=ADAPTED),
+    "adapterSlots.gpu": at(2, on=ADAPTED),
+    "adapterSlots.host": at(4, on=ADAPTED),
     "adapterSlots.maxRank": at(16, on=ADAPTED),
     "parallelism.tensor": at(4),
     "parallelism.pipeline": at(2, on=NGRAM),

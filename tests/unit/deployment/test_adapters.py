@@ -161,7 +161,8 @@ def notes(spec: Body) -> str:
 def test_notes_name_what_adapters_change() -> None:
     assert "draft is not adapted" in notes(pair_70b(adapters=[SQL]))
     assert "draft is not adapted" not in notes({"target": pair_70b()["target"], "adapters": [SQL]})
-    assert "host memory" in notes(pair_70b(adapters=[SQL]))
+    assert "host memory" in notes(pair_70b(adapters=[SQL], adapterSlots={"host": 512, "maxRank": 64}))
+    assert "host memory" not in notes(pair_70b(adapters=[SQL]))
     assert "adapters" not in notes(pair_70b())
 
 
