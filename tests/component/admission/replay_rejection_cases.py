@@ -12,6 +12,11 @@ def replay(fields: str = "", trace: str = "configMap: {name: recording}, path: t
 
 REPLAYS = {
     "replay of nothing": Bad("engine: {replay: {}}", f"{_REPLAY}.trace", "Required"),
+    "replay that claims GPUs": Bad(
+        replay(more="accelerator: {resourceClaim: {deviceClassName: a}}"),
+        "spec.accelerator.resourceClaim",
+        "claims no GPUs: remove one of the two",
+    ),
     "replay without a path": Bad(
         replay(trace="persistentVolumeClaim: {claimName: captures}"), f"{_REPLAY}.trace.path", "Required"
     ),
