@@ -366,6 +366,43 @@ def test_known_fault_of_a_method_in_a_split_is_named(
     assert not [each for each in found["alone"] if report in each]
 
 
+def told_of_split(specdecode: Specdecode, path: Path) -> list[str]:
+    """Return the findings about a prefill/decode split."""
+    findings = json.loads(specdecode("lint", "-f", path, "-o", "json").stdout)["findings"]
+    return [each["message"] for each in findings if "prefill/decode split" in each["message"].lower()]
+
+
+@pytest.mark.parametrize(
+    ("speculation", "count"),
+    [
+        ({"method": "eagle3", "numSpeculativeTokens": 3, "draft": {"model": HEAD}}, 1),
+        ({"method": "ngram", "numSpeculativeTokens": 3}, 0),
+        ({"method": "none"}, 0),
+    ],
+)
+def test_own_object_with_a_connector_is_told_what_both_sides_need(
+    specdecode: Specdecode, write: WriteObject, speculation: dict[str, Any], count: int
+) -> None:
+    args = ["--kv-transfer-config", '{"kv_connector": "NixlConnector", "kv_role": "kv_consumer"}']
+    spec = {"target": {"model": QWEN}, "speculation": speculation, "engine": {"extraArgs": args}}
+    assert len(told_of_split(specdecode, write("a.yaml", manifest("a", **spec)))) == count
+
+
+@pytest.mark.parametrize(("version", "warned"), [("0.30", True), ("0.31", False)])
+def test_stale_layers_of_multi_token_prediction_are_a_warning_before_their_fix(
+    specdecode: Specdecode, write: WriteObject, version: str, *, warned: bool
+) -> None:
+    args = ["--kv-transfer-config", '{"kv_connector": "NixlConnector", "kv_role": "kv_consumer"}']
+    spec = {
+        "target": {"model": "stepfun-ai/Step-3.5-Flash"},
+        "speculation": {"method": "mtp", "numSpeculativeTokens": 3},
+        "parallelism": {"tensor": 8},
+        "engine": {"version": version, "extraArgs": args},
+    }
+    told = told_of_split(specdecode, write("a.yaml", manifest("a", **spec)))
+    assert any("vllm-project/vllm#55055" in each for each in told) is warned, told
+
+
 def test_import_says_that_a_worker_is_one_side_of_a_split(specdecode: Specdecode) -> None:
     result = specdecode("import", "-f", DATA / "dynamo-v1alpha1.yaml", "chat-vllmdecodeworker")
     assert result.exit_code == INVALID
