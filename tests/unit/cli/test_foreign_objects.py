@@ -212,6 +212,17 @@ def test_variable_that_vllm_rejects_does_not_hide_the_plan(specdecode: Specdecod
     assert [each for each in found["advice"] if "containers[0].env: PYTORCH_CUDA_ALLOC_CONF expandable" in each]
 
 
+def test_other_fp8_types_of_the_cache_are_sized_as_fp8(specdecode: Specdecode, write: WriteObject) -> None:
+    tokens = {}
+    for dtype in ("fp8", "fp8_ds_mla", "auto"):
+        body = engine("deepseek-ai/DeepSeek-R1", "-tp", "8", "--kv-cache-dtype", dtype)
+        body["spec"]["template"]["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "8"}}
+        found = planned(specdecode, "-f", write(f"{dtype}.yaml", body), "--gpu", "H200")["old"]
+        tokens[dtype] = found["candidates"][0]["kv_cache_tokens"]
+        assert any("is sized as fp8" in each for each in found["advice"]) is (dtype == "fp8_ds_mla")
+    assert tokens["fp8"] == tokens["fp8_ds_mla"] > tokens["auto"]
+
+
 def test_server_on_cpu_is_planned_with_an_assumed_cache(specdecode: Specdecode, write: WriteObject) -> None:
     resources = {"limits": {"cpu": "8", "memory": "64Gi"}}
     body = engine(LLAMA_8B, "--max-model-len", "8192", image="vllm/vllm-openai-cpu:v0.32.0", resources=resources)
