@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from specdecode_operator.cluster.nodes import GPU_RESOURCE, PRODUCT_LABEL
-from specdecode_operator.enums import Platform
+from specdecode_operator.enums import KvCacheDtype, Platform
 from specdecode_operator.importing.convert import find_server, take_server
 from specdecode_operator.importing.engine_container import differing_defaults
 from specdecode_operator.importing.pod_template import values_of_label
@@ -190,8 +190,16 @@ def _read(workload: Workload, kind: str, where: str, image: str, engine_version:
         if used > gpus:
             message = f"the arguments use {used} GPUs, more than the pods of a replica have"
             warnings.append(Problem(f"{where}.resources", f"{GPU_RESOURCE} {gpus}", message))
+    fp8 = next(filter(_is_fp8_cache, builder.decisions), None)
+    if fp8 is not None:
+        builder.take("--kv-cache-dtype", "serving.kvCacheDtype", KvCacheDtype.FP8.value)
+        warnings.append(Problem(f"{where}.args", fp8.value, f"is sized as {KvCacheDtype.FP8}"))
     withhold_secrets(builder)
-    unread = [each for each in builder.decisions if not _NOT_SIZED.match(each.field) and each.field not in _ASSUMED]
+    unread = [
+        each
+        for each in builder.decisions
+        if each is not fp8 and not _NOT_SIZED.match(each.field) and each.field not in _ASSUMED
+    ]
     server = ForeignServer(
         kind=kind,
         name=workload.name,
@@ -205,6 +213,11 @@ def _read(workload: Workload, kind: str, where: str, image: str, engine_version:
         flag_fields=workload.flag_fields,
     )
     return replace(server, unread=tuple(_unread(server, each) for each in unread))
+
+
+def _is_fp8_cache(decision: Problem) -> bool:
+    """Return whether a decision is about an FP8 type of the KV cache without a value of the field."""
+    return re.match(r"--kv[-_]cache[-_]dtype[ =]fp8", decision.value) is not None
 
 
 def _unread(server: ForeignServer, decision: Problem) -> Problem:

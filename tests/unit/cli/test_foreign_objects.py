@@ -212,6 +212,17 @@ def test_variable_that_vllm_rejects_does_not_hide_the_plan(specdecode: Specdecod
     assert [each for each in found["advice"] if "containers[0].env: PYTORCH_CUDA_ALLOC_CONF expandable" in each]
 
 
+def test_other_fp8_types_of_the_cache_are_sized_as_fp8(specdecode: Specdecode, write: WriteObject) -> None:
+    tokens = {}
+    for dtype in ("fp8", "fp8_ds_mla", "auto"):
+        body = engine("deepseek-ai/DeepSeek-R1", "-tp", "8", "--kv-cache-dtype", dtype)
+        body["spec"]["template"]["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "8"}}
+        found = planned(specdecode, "-f", write(f"{dtype}.yaml", body), "--gpu", "H200")["old"]
+        tokens[dtype] = found["candidates"][0]["kv_cache_tokens"]
+        assert any("is sized as fp8" in each for each in found["advice"]) is (dtype == "fp8_ds_mla")
+    assert tokens["fp8"] == tokens["fp8_ds_mla"] > tokens["auto"]
+
+
 def test_server_on_cpu_is_planned_with_an_assumed_cache(specdecode: Specdecode, write: WriteObject) -> None:
     resources = {"limits": {"cpu": "8", "memory": "64Gi"}}
     body = engine(LLAMA_8B, "--max-model-len", "8192", image="vllm/vllm-openai-cpu:v0.32.0", resources=resources)
@@ -364,6 +375,43 @@ def test_known_fault_of_a_method_in_a_split_is_named(
         found[name] = [each["message"] for each in json.loads(result.stdout)["findings"]]
     assert [each for each in found["split"] if report in each], found
     assert not [each for each in found["alone"] if report in each]
+
+
+def told_of_split(specdecode: Specdecode, path: Path) -> list[str]:
+    """Return the findings about a prefill/decode split."""
+    findings = json.loads(specdecode("lint", "-f", path, "-o", "json").stdout)["findings"]
+    return [each["message"] for each in findings if "prefill/decode split" in each["message"].lower()]
+
+
+@pytest.mark.parametrize(
+    ("speculation", "count"),
+    [
+        ({"method": "eagle3", "numSpeculativeTokens": 3, "draft": {"model": HEAD}}, 1),
+        ({"method": "ngram", "numSpeculativeTokens": 3}, 0),
+        ({"method": "none"}, 0),
+    ],
+)
+def test_own_object_with_a_connector_is_told_what_both_sides_need(
+    specdecode: Specdecode, write: WriteObject, speculation: dict[str, Any], count: int
+) -> None:
+    args = ["--kv-transfer-config", '{"kv_connector": "NixlConnector", "kv_role": "kv_consumer"}']
+    spec = {"target": {"model": QWEN}, "speculation": speculation, "engine": {"extraArgs": args}}
+    assert len(told_of_split(specdecode, write("a.yaml", manifest("a", **spec)))) == count
+
+
+@pytest.mark.parametrize(("version", "warned"), [("0.30", True), ("0.31", False)])
+def test_stale_layers_of_multi_token_prediction_are_a_warning_before_their_fix(
+    specdecode: Specdecode, write: WriteObject, version: str, *, warned: bool
+) -> None:
+    args = ["--kv-transfer-config", '{"kv_connector": "NixlConnector", "kv_role": "kv_consumer"}']
+    spec = {
+        "target": {"model": "stepfun-ai/Step-3.5-Flash"},
+        "speculation": {"method": "mtp", "numSpeculativeTokens": 3},
+        "parallelism": {"tensor": 8},
+        "engine": {"version": version, "extraArgs": args},
+    }
+    told = told_of_split(specdecode, write("a.yaml", manifest("a", **spec)))
+    assert any("vllm-project/vllm#55055" in each for each in told) is warned, told
 
 
 def test_import_says_that_a_worker_is_one_side_of_a_split(specdecode: Specdecode) -> None:
