@@ -30,6 +30,8 @@ SCHEDULE_NAME: Final = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 CRON_LINE: Final = r"^\S+ +\S+ +\S+ +\S+ +\S+$"
 TIME_ZONE: Final = r"^[A-Za-z0-9_+/-]+$"
 HOSTNAME: Final = r"^(\*\.)?[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+HEADER_NAME: Final = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$"
+HEADER_VALUE: Final = r"^[!-~]([ -~]*[!-~])?$"
 
 FIELD_PATH: Final = (
     r"^(metadata\.(name|namespace|uid|(labels|annotations)\['[-._/a-zA-Z0-9]+'\])"
@@ -63,6 +65,8 @@ MEANINGS: Final[Mapping[str, str]] = {
     DIVISOR: "a unit: write 1, or 1 with a suffix, such as 1m or 1Mi",
     TIME_ZONE: "a time zone: write its IANA name, such as Europe/Berlin",
     HOSTNAME: "a hostname: use a-z, 0-9, - and ., such as llm.example.com or *.example.com",
+    HEADER_NAME: "a header's name: use letters, digits and -, such as X-Gateway-Model-Name",
+    HEADER_VALUE: "a header's value: use printable ASCII without spaces at its ends",
 }
 """Text that follows ``must match the pattern of``, by pattern. A test checks that it is complete."""
 

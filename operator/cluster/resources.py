@@ -125,6 +125,7 @@ OUR_KINDS = {each.kind: each for each in (SPECDECODE_DEPLOYMENT, SPECDECODE_CAPT
 DEPLOYMENT = Resource("apps/v1", "Deployment", "deployments")
 LEADER_WORKER_SET = Resource("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", "leaderworkersets")
 HTTP_ROUTE = Resource("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes")
+INFERENCE_POOL = Resource("inference.networking.k8s.io/v1", "InferencePool", "inferencepools")
 SERVICE = Resource("v1", "Service", "services")
 CONFIG_MAP = Resource("v1", "ConfigMap", "configmaps")
 POD_DISRUPTION_BUDGET = Resource("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
@@ -139,10 +140,10 @@ CUSTOM_RESOURCE_DEFINITION = Resource(
 STORAGE_CLASS = Resource("storage.k8s.io/v1", "StorageClass", "storageclasses")
 LEASE = Resource("coordination.k8s.io/v1", "Lease", "leases")
 
-CHILDREN = (CONFIG_MAP, SERVICE, POD_DISRUPTION_BUDGET, DEPLOYMENT, LEADER_WORKER_SET, JOB, HTTP_ROUTE)
+CHILDREN = (CONFIG_MAP, SERVICE, POD_DISRUPTION_BUDGET, DEPLOYMENT, LEADER_WORKER_SET, JOB, INFERENCE_POOL, HTTP_ROUTE)
 """Kinds of the objects that a SpecDecodeDeployment owns, in the order in which they are applied."""
 
-OPTIONAL = (LEADER_WORKER_SET, HTTP_ROUTE)
+OPTIONAL = (LEADER_WORKER_SET, INFERENCE_POOL, HTTP_ROUTE)
 """Kinds that a cluster may lack, or get while the operator runs."""
 
 CAPTURE_CHILDREN = (PERSISTENT_VOLUME_CLAIM, JOB, CONFIG_MAP)

@@ -37,7 +37,7 @@ def requeue_for(
     is_close = bool(
         observation.readings
         or observation.blocked
-        or observation.route_blocked
+        or observation.expose_blocked
         or observation.contested
         or observation.crash_loop
         or waits

@@ -45,7 +45,7 @@ from specdecode_operator.deployment.conditions import (
 )
 from specdecode_operator.deployment.desired_state import DesiredState, Gated, InCanary, Launch, NotLaunched, Outcome
 from specdecode_operator.deployment.engine_settings import engine_settings
-from specdecode_operator.deployment.http_route import exposed_condition
+from specdecode_operator.deployment.expose import exposed_condition
 from specdecode_operator.deployment.model_checks import runs_on_v1
 from specdecode_operator.deployment.observed.decay import decay_condition
 from specdecode_operator.deployment.observed.engine_reports import (
@@ -159,7 +159,7 @@ def compose_status(  # noqa: PLR0913  the status combines these inputs
     details = list(desired.conditions)
     if isinstance(desired.outcome, InCanary):
         details.append(canary_decision(desired.outcome, observation).condition())
-    exposed = exposed_condition(parent, observation.route, observation.route_blocked)
+    exposed = exposed_condition(parent, observation.route, observation.pool, observation.expose_blocked)
     conditions = [*readiness.conditions(details), available, *proofs, *effective, *exposed]
     if observation.contested:
         message = f"{'; '.join(observation.contested)}: changed again after each repair. {_CONTESTED_FIX}"

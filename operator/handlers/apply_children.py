@@ -39,6 +39,7 @@ from specdecode_operator.cluster.resources import (
     CONFIG_MAP,
     DEPLOYMENT,
     HTTP_ROUTE,
+    INFERENCE_POOL,
     JOB,
     LEADER_WORKER_SET,
     POD,
@@ -52,7 +53,7 @@ from specdecode_operator.deployment.children import wanted_replicas
 from specdecode_operator.deployment.conditions import Blocked
 from specdecode_operator.deployment.configmap_digests import child_entry, children_proofs
 from specdecode_operator.deployment.desired_state import DesiredState, Launch, NotLaunched, Outcome
-from specdecode_operator.deployment.http_route import GATEWAY_API_MISSING, REFUSED_HINT, wanted_route
+from specdecode_operator.deployment.expose import KIND_MISSING, REFUSED_HINT, wanted_kinds
 from specdecode_operator.deployment.models.model_facts import CONFIG_MAP_NAME, facts_config_map
 from specdecode_operator.deployment.observed.observation import Observation, rollout_of
 from specdecode_operator.deployment.parsed_deployment import ParsedDeployment
@@ -70,6 +71,7 @@ from specdecode_operator.enums import RolloutStrategy
 from specdecode_operator.handlers.status_writer import Reporter
 from specdecode_operator.problems import InvalidSpecError
 
+_EXPOSED: Final = (INFERENCE_POOL.kind, HTTP_ROUTE.kind)
 _SURGE_STRATEGY: Final = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
 
 
@@ -153,8 +155,8 @@ def objects_to_delete(
         return []
     wanted = {identity(child) for child in desired.children}
     # The object's Service always has the object's name and is garbage-collected with it. Never delete another one.
-    # The HTTPRoute is deleted if the spec has none, with or without a launch.
-    kept = (SERVICE.kind, HTTP_ROUTE.kind)
+    # The HTTPRoute and the InferencePool are deleted if the spec has none, with or without a launch.
+    kept = (SERVICE.kind, *_EXPOSED)
     unwanted = [child for child in live if identity(child) not in wanted and child["kind"] not in kept]
     if isinstance(outcome, NotLaunched):
         return [child for child in unwanted if child["kind"] == JOB.kind or is_canary(child)]
@@ -456,9 +458,9 @@ class EngineChildren(Children):
         super().__init__(cluster, cache, key, uid, CHILDREN)
         self._signing_key = signing_key
         self._in_line: _InLine | None = None
-        self.route_blocked: Readiness | None = None
-        """Why the HTTPRoute could not be written or deleted. Engines do not depend on it."""
-        self._route_postponed = False
+        self.expose_blocked: Readiness | None = None
+        """Why the HTTPRoute or the InferencePool could not be written or deleted. Engines do not depend on them."""
+        self._expose_postponed = False
 
     async def carry_out(
         self, parent: ParsedDeployment, desired: DesiredState, groups: GroupHistory = NO_GROUP_HISTORY
@@ -470,7 +472,7 @@ class EngineChildren(Children):
         self.believe(children_proofs(parent.status.kept))
         if self.is_in_line(parent, desired):
             return
-        self.route_blocked, self._route_postponed = None, False
+        self.expose_blocked, self._expose_postponed = None, False
         before, outcome, owned = self.cache.all_children(self.key), desired.outcome, self.owned()
         if self._signing_key is not None:
             kept = (owned.get((CONFIG_MAP.kind, attestation_name(self.key))) or {}).get("data") or {}
@@ -479,8 +481,8 @@ class EngineChildren(Children):
         (live, _), pods = self.workloads(desired), self.engine_pods()
         desired = resting(desired, live, current_pods(pods, live), groups, self.cluster.clock.now().timestamp())
         children = objects_to_apply(desired, owned.values(), parent.kept_managers)
-        routes = [child for child in children if child["kind"] == HTTP_ROUTE.kind]
-        others = [child for child in children if child["kind"] != HTTP_ROUTE.kind]
+        exposed = [child for child in children if child["kind"] in _EXPOSED]
+        others = [child for child in children if child["kind"] not in _EXPOSED]
         is_all = await self.apply(others, parent.kept_managers)
         for workload, replicas in workloads_to_scale(parent, desired, owned.values()):
             if workload["spec"].get("replicas", 1) != replicas:
@@ -491,27 +493,33 @@ class EngineChildren(Children):
         unwanted = objects_to_delete(desired, owned.values(), successor, pods)
         for child in unwanted:
             await self.delete(child)
-        self.route_blocked = await what_blocks(
-            self._keep_route(parent, routes), hint=REFUSED_HINT, status_is_current=False
+        self.expose_blocked = await what_blocks(
+            self._keep_exposed(parent, exposed), hint=REFUSED_HINT, status_is_current=False
         )
         is_group = desired.workload is not None and desired.workload["kind"] == LEADER_WORKER_SET.kind
-        is_all = is_all and self.route_blocked is None and not self._route_postponed
+        is_all = is_all and self.expose_blocked is None and not self._expose_postponed
         waits = not is_all or unwanted or self._signing_key is not None or is_group or rejections(pods)
         # If the object has changed meanwhile, the next reconcile could not use this record, so it is not kept.
         is_at_rest = not waits and before == self.cache.all_children(self.key)
         wanted = self._wanted(desired)
         self._in_line = _InLine(outcome, parent.kept_managers, wanted, before) if is_at_rest else None
 
-    async def _keep_route(self, parent: ParsedDeployment, routes: Sequence[Body]) -> None:
-        """Apply the HTTPRoute, or delete it if the spec has none."""
-        if wanted_route(parent) is None and not isinstance(parent.spec, InvalidSpecError):
-            for child in [child for (kind, _), child in self.owned().items() if kind == HTTP_ROUTE.kind]:
-                await self.delete(child)
-        if not routes:
-            return
-        if HTTP_ROUTE.kind not in self.cache.optional_kinds:
-            raise BlockedError(GATEWAY_API_MISSING)
-        self._route_postponed = not await self.apply(routes, parent.kept_managers)
+    async def _keep_exposed(self, parent: ParsedDeployment, exposed: Sequence[Body]) -> None:
+        """Apply the InferencePool and the HTTPRoute; delete those that the spec no longer has.
+
+        A route never refers to a missing pool: it is applied after the pool, and the pool is deleted after the route.
+        """
+        unwanted = () if isinstance(parent.spec, InvalidSpecError) else {*_EXPOSED} - wanted_kinds(parent)
+        route, pool = self.named(HTTP_ROUTE), self.named(INFERENCE_POOL)
+        if route is not None and HTTP_ROUTE.kind in unwanted:
+            await self.delete(route)
+        for child in exposed:
+            if child["kind"] not in self.cache.optional_kinds:
+                raise BlockedError(KIND_MISSING[child["kind"]])
+            self._expose_postponed |= not await self.apply([child], parent.kept_managers)
+        is_unused = HTTP_ROUTE.kind in unwanted or (bool(exposed) and not self._expose_postponed)
+        if pool is not None and INFERENCE_POOL.kind in unwanted and is_unused:
+            await self.delete(pool)
 
     def is_in_line(self, parent: ParsedDeployment, desired: DesiredState) -> bool:
         """Return whether the last reconcile of the same inputs made no writes."""
@@ -536,9 +544,9 @@ class EngineChildren(Children):
             return next(iter(live.values()), None), None
         return live.pop(wanted, None), next(iter(live.values()), None)
 
-    def route(self) -> Body | None:
-        """Return the live HTTPRoute; None without one."""
-        return self.owned().get((HTTP_ROUTE.kind, self.key.name))
+    def named(self, resource: Resource) -> Body | None:
+        """Return the live child that has the name of the object; None without one."""
+        return self.owned().get((resource.kind, self.key.name))
 
     def engine_pods(self) -> list[Body]:
         """Return the pods of all workloads of this object."""

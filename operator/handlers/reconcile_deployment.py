@@ -34,6 +34,8 @@ from specdecode_operator.cluster.engine_probe import EngineProbe
 from specdecode_operator.cluster.observed_figures import FiguresReader, KeptFigures
 from specdecode_operator.cluster.resources import (
     CONFIG_MAP,
+    HTTP_ROUTE,
+    INFERENCE_POOL,
     JOB,
     LEADER_WORKER_SET,
     MODEL_FACTS_NAME,
@@ -700,8 +702,9 @@ class Reconciler:
             claim_users=self._claim_users(parent),
             replaced_workload=replaced,
             blocked=blocked,
-            route=record.children.route(),
-            route_blocked=record.children.route_blocked,
+            route=record.children.named(HTTP_ROUTE),
+            pool=record.children.named(INFERENCE_POOL),
+            expose_blocked=record.children.expose_blocked,
             contested=tuple(record.children.repairs.contested(now_s)),
         )
         record.groups = update_group_history(record.groups, desired, observation, last_good, unix_s)

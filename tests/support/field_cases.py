@@ -106,6 +106,10 @@ RANGES = _drafting("draft_model", draft=pair_70b()["speculation"]["draft"])
 RANGES["speculation"]["numSpeculativeTokensByBatchSize"] = [{"from": 1, "to": 8, "numSpeculativeTokens": 2}]
 GATED = pair_70b(rollout={"gate": {"capture": "golden", "override": {"reason": "a fix"}}})
 ROUTED = pair_70b(expose={"httpRoute": {"parentRefs": [{"name": "public"}]}})
+MATCHING = pair_70b(
+    expose={"httpRoute": {"parentRefs": [{"name": "public"}], "matches": [{"headers": [{"name": "a", "value": "b"}]}]}}
+)
+POOLED = pair_70b(expose={"inferencePool": {"endpointPickerRef": {"name": "epp"}}})
 EXPECTED = pair_70b(workload={"kind": "Chat", "promptTokens": 1000, "outputTokens": 200})
 SECRET = {"name": "one", "key": "key"}
 KEYED = pair_70b(serving={"maxModelLen": 8192, "apiKeySecret": SECRET}, models={"hubTokenSecret": SECRET})
@@ -250,6 +254,11 @@ DEPLOYMENT_FIELDS: Mapping[str, FieldCase] = {
     "expose.httpRoute.parentRefs[].port": at(443, on=ROUTED),
     "expose.httpRoute.hostnames[]": at("llm.example.com", on=ROUTED),
     "expose.httpRoute.requestTimeoutSeconds": at(600, on=ROUTED),
+    "expose.httpRoute.matches[].headers[].name": at("x", on=MATCHING),
+    "expose.httpRoute.matches[].headers[].value": at("x", on=MATCHING),
+    "expose.inferencePool.endpointPickerRef.name": at("other", on=POOLED),
+    "expose.inferencePool.endpointPickerRef.port": at(9003, on=POOLED),
+    "expose.inferencePool.endpointPickerRef.failureMode": at("FailOpen", on=POOLED),
     "models.volume.persistentVolumeClaim.claimName": at("other", on=TINY),
     "models.volume.hostPath.path": refused("/srv", "--allow-host-path=/srv", on=tiny_cpu(models={"volume": {}})),
     "models.cache.persistentVolumeClaim.claimName": at("cache"),

@@ -1,4 +1,4 @@
-"""What the operator makes of the examples; of seven of them as text that is checked in under tests/golden.
+"""What the operator makes of the examples; of eight of them as text that is checked in under tests/golden.
 
 Run as a module, this file writes that text: `./just golden`.
 """
@@ -43,10 +43,12 @@ KEPT = (
     "llama-70b",
     "llama-70b-cache",
     "qwen3-8b-trained",
+    "qwen3-8b-two-pools",
     "replay",
     "tiny-cpu",
 )
-"""Examples whose objects are checked in: a draft model, two nodes, a download, a head with a claim, a replay, a CPU."""
+"""Examples whose objects are checked in: a draft model, two nodes, a download, a head with a claim, two pools, a
+replay, a CPU."""
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

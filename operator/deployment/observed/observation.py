@@ -66,7 +66,8 @@ class Observation:
     canary: CanaryDecision | None = None
     blocked: Readiness | None = None  # Why the API server rejected the desired objects
     route: Body | None = None
-    route_blocked: Readiness | None = None  # Why the HTTPRoute could not be written; engines do not depend on it
+    pool: Body | None = None
+    expose_blocked: Readiness | None = None  # Why route or pool could not be written; engines do not depend on them
     contested: tuple[str, ...] = ()  # Children and fields that another writer changes again after each repair
 
     @property

@@ -20,6 +20,14 @@ speculation: {method: ngram, numSpeculativeTokens: 4, ngram: {promptLookupMin: 2
 target: {model: org/target}
 expose: {httpRoute: {parentRefs: [{name: public, namespace: infra}], hostnames: ["*.example.com", llm.example.com]}}
 """,
+    "pool": """
+target: {model: org/target}
+expose:
+  inferencePool: {endpointPickerRef: {name: epp}}
+  httpRoute:
+    parentRefs: [{name: public}]
+    matches: [{headers: [{name: X-Traffic, value: "batch; nightly"}]}, {headers: [{name: X-Traffic, value: bulk}]}]
+""",
     "head": """
 target: {model: Qwen/Qwen3-8B}
 speculation: {method: eagle3, numSpeculativeTokens: 3, draft: {model: AngelSlim/Qwen3-8B_eagle3, maxModelLen: 2048}}

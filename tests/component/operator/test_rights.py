@@ -12,6 +12,7 @@ ELSEWHERE = {
     "delete configmaps": "commits of models, where an object no longer downloads any",
     "watch leaderworkersets.leaderworkerset.x-k8s.io": "kopf misses a kind that comes while it runs, now and then",
     "watch httproutes.gateway.networking.k8s.io": "the same",
+    "watch inferencepools.inference.networking.k8s.io": "the same",
     "create leases.coordination.k8s.io": "no replica waits for another here: tests of leader election",
     f"get leases.coordination.k8s.io {RELEASE}": "the same",
     f"patch leases.coordination.k8s.io {RELEASE}": "the same",

@@ -178,6 +178,12 @@ def gateway_api_crds(*, oldest: bool = False) -> Path:
     return golang.module_dir(module, "sigs.k8s.io/gateway-api") / "config" / "crd" / "standard"
 
 
+def inference_extension_crds(*, oldest: bool = False) -> Path:
+    """Return the folder with the CRDs of the Inference Extension; ``oldest`` has InferencePools of v1alpha2 only."""
+    module = TOOLS / ("inference-extension-oldest" if oldest else "inference-extension")
+    return golang.module_dir(module, "sigs.k8s.io/gateway-api-inference-extension") / "config" / "crd" / "bases"
+
+
 def prometheus_operator_crds() -> Path:
     """Return the folder of the Prometheus operator's module that has its CRDs: nothing of it is built."""
     source = golang.module_dir(TOOLS / "prometheus-operator", "github.com/prometheus-operator/prometheus-operator")
