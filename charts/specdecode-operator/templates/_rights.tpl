@@ -45,6 +45,11 @@
 - apiGroups: [gateway.networking.k8s.io]
   resources: [httproutes]
   verbs: [get, list, watch, create, patch, delete]
+# Let an endpoint picker choose the engine of a request, if the Gateway API Inference Extension is installed and
+# `expose.inferencePool` is set.
+- apiGroups: [inference.networking.k8s.io]
+  resources: [inferencepools]
+  verbs: [get, list, watch, create, patch, delete]
 # Run captures and trainings; read and download models.
 - apiGroups: [batch]
   resources: [jobs]

@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 
+from specdecode_operator.cluster.nodes import NodeFacts
 from specdecode_operator.deployment.observed.observation import Observation
 from specdecode_operator.deployment.parsed_deployment import engine_spec_hash_of, parse_deployment
 from specdecode_operator.deployment.rollout.readiness import stalled
 from tests.support.decisions import decide
-from tests.support.objects import H200, Body, pair_70b, parent, tiny_cpu
+from tests.support.objects import H100, Body, parent, tiny_cpu
 
 PUBLIC = {"name": "public"}
 HTTPS = {"name": "edge", "namespace": "infra", "sectionName": "https"}
@@ -126,8 +127,14 @@ def test_a_pool_selects_the_pods_that_the_service_selects() -> None:
 
 
 def test_a_pool_selects_the_leaders_of_engines_on_several_nodes() -> None:
-    wide = pair_70b(accelerator={"products": [H200]}, parallelism={"tensor": 8, "pipeline": 2})
-    desired, _, _ = decide(parent({**wide, "expose": {"inferencePool": PICKER}}))
+    wide = {
+        "target": {"model": "meta-llama/Llama-3.1-405B-Instruct"},
+        "speculation": {"method": "ngram", "numSpeculativeTokens": 4},
+        "serving": {"maxModelLen": 8192},
+        "expose": {"inferencePool": PICKER},
+    }
+    nodes = (NodeFacts("h100-0", H100, 8), NodeFacts("h100-1", H100, 8))
+    desired, _, _ = decide(parent(wide), nodes=nodes, has_leader_worker_sets=True)
     children = {child["kind"]: child for child in desired.children}
     wanted = children["InferencePool"]["spec"]["selector"]["matchLabels"].items()
     template = children["LeaderWorkerSet"]["spec"]["leaderWorkerTemplate"]

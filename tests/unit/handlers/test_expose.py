@@ -175,7 +175,7 @@ async def test_the_route_leaves_the_pool_before_it_is_deleted(world: World) -> N
     assert world.api.names(INFERENCE_POOL) == []
     assert backend(world) == "Service"
     written = [each for each in writes if ROUTES in each or POOLS in each]
-    assert written == [f"patch {ROUTES}", f"delete {POOLS}"]
+    assert written == [f"patch {ROUTES} llama", f"delete {POOLS} llama"]
 
 
 async def test_pool_and_route_go_with_their_fields(world: World) -> None:
