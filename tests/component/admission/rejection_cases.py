@@ -42,7 +42,7 @@ BAD = {
     "a condition without headers": Bad(
         "expose: {httpRoute: {parentRefs: [{name: a}], matches: [{headers: []}]}}",
         "spec.expose.httpRoute.matches[0].headers",
-        "at least 1",
+        "at least 1 items",
     ),
     "a header twice": Bad(
         "expose: {httpRoute: {parentRefs: [{name: a}], matches: [{headers: [{name: x, value: a}, {name: x, value: b}]}]"

@@ -270,7 +270,7 @@ def test_drift_of_a_pool_is_repaired_and_a_pool_that_is_no_longer_asked_for_goes
 
 
 def test_two_deployments_of_the_example_share_a_hostname(pooled: Kubectl) -> None:
-    pooled.add_node("h200-0", H200)
+    pooled.add_node("h200-1", H200)
     pooled.must("apply", f"--filename={TWO_POOLS}")
     chat, batch = (route_of(pooled, f"qwen3-8b-{name}") for name in ("chat", "batch"))
     assert chat["spec"]["hostnames"] == batch["spec"]["hostnames"]

@@ -90,6 +90,7 @@ def test_every_list_has_a_merge_type() -> None:
     assert {path for path, kind in kinds if kind == "map"} == {
         ".spec.engine.env",
         ".spec.engine.replay.acceptance",
+        ".spec.expose.httpRoute.matches[].headers",
         ".spec.target.checkpoints",
         ".spec.speculation.draft.checkpoints",
         ".status.policy.speculation.draft.checkpoints",

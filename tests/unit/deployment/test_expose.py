@@ -131,6 +131,7 @@ def test_a_pool_selects_the_leaders_of_engines_on_several_nodes() -> None:
         "target": {"model": "meta-llama/Llama-3.1-405B-Instruct"},
         "speculation": {"method": "ngram", "numSpeculativeTokens": 4},
         "serving": {"maxModelLen": 8192},
+        "parallelism": {"tensor": 8, "pipeline": 2},
         "expose": {"inferencePool": PICKER},
     }
     nodes = (NodeFacts("h100-0", H100, 8), NodeFacts("h100-1", H100, 8))

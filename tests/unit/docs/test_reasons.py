@@ -119,7 +119,7 @@ OTHER_WORDS = {
     *("PartiallyInvalid", "ResolvedRefs"),
     *("InvalidExtensionRef", "InvalidKind", "NoMatchingListenerHostname", "NoMatchingParent", "NotAllowedByListeners"),
     *("NotSupportedByParent", "RefNotPermitted"),
-    "Gateway",
+    *("Gateway", "InferencePool", "Service"),
     # What `/metrics` says is served.
     *("Cluster", "Namespaced"),
     # Classes of models, what the hub's library raises, and what a sentence begins with.
