@@ -299,7 +299,7 @@ def test_a_route_is_accepted_only_with_its_pool(
         ([], ("Unknown", "PoolPending")),
         ([(EDGE, FINE)], ("True", "PoolAccepted")),
         ([(EDGE, FINE), (PUBLIC, [ACCEPTED, NO_PICKER])], ("False", "PoolNotResolved")),
-        ([({"kind": "Status", "name": "default"}, [])], ("Unknown", "PoolPending")),
+        ([(EDGE, FINE), ({"kind": "Status", "name": "default"}, [])], ("True", "PoolAccepted")),
     ],
 )
 def test_a_pool_of_somebody_elses_route_is_told_of_by_its_own_status(
