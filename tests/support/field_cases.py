@@ -100,6 +100,8 @@ STORED_DRAFT = pair_70b()
 STORED_DRAFT["speculation"]["draft"] |= {"quantization": "INT4", "checkpoints": [INT4_DRAFT]}
 OWN_CLAIM = tiny_cpu()
 OWN_CLAIM["speculation"]["draft"] |= {"persistentVolumeClaim": {"claimName": "head"}}
+OWN_IMAGE = tiny_cpu()
+OWN_IMAGE["speculation"]["draft"] |= {"image": {"reference": "registry/head:v1"}}
 YARN = {"type": "yarn", "factor": "2"}
 STRETCHED = {**NGRAM, "target": {"model": LLAMA_70B, "ropeScaling": YARN}}
 RANGES = _drafting("draft_model", draft=pair_70b()["speculation"]["draft"])
@@ -260,6 +262,8 @@ DEPLOYMENT_FIELDS: Mapping[str, FieldCase] = {
     "expose.inferencePool.endpointPickerRef.port": at(9003, on=POOLED),
     "expose.inferencePool.endpointPickerRef.failureMode": at("FailOpen", on=POOLED),
     "models.volume.persistentVolumeClaim.claimName": at("other", on=TINY),
+    "models.volume.image.reference": at("registry/models:v2", on=tiny_cpu(models={"volume": {}})),
+    "speculation.draft.image.reference": at("registry/head:v2", on=OWN_IMAGE),
     "models.volume.hostPath.path": refused("/srv", "--allow-host-path=/srv", on=tiny_cpu(models={"volume": {}})),
     "models.cache.persistentVolumeClaim.claimName": at("cache"),
     "models.hubTokenSecret.name": at("other", on=KEYED),
