@@ -44,6 +44,8 @@ def programs() -> None:
     binaries.prometheus_operator_crds()
     binaries.gateway_api_crds()
     binaries.gateway_api_crds(oldest=True)
+    binaries.inference_extension_crds()
+    binaries.inference_extension_crds(oldest=True)
 
 
 @dataclass(frozen=True)

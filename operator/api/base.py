@@ -32,6 +32,8 @@ CRON_LINE: Final = r"^\S+ +\S+ +\S+ +\S+ +\S+$"
 TIME_ZONE: Final = r"^[A-Za-z0-9_+/-]+$"
 HOSTNAME: Final = r"^(\*\.)?[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 HTTP_URL: Final = r"^https?://[^\s/@]+(/[^\s@]*)?$"
+HEADER_NAME: Final = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$"
+HEADER_VALUE: Final = r"^[!-~]([ -~]*[!-~])?$"
 
 FIELD_PATH: Final = (
     r"^(metadata\.(name|namespace|uid|(labels|annotations)\['[-._/a-zA-Z0-9]+'\])"
@@ -67,6 +69,8 @@ MEANINGS: Final[Mapping[str, str]] = {
     TIME_ZONE: "a time zone: write its IANA name, such as Europe/Berlin",
     HOSTNAME: "a hostname: use a-z, 0-9, - and ., such as llm.example.com or *.example.com",
     HTTP_URL: "a URL: begin with http:// or https://, without a user name, such as http://prometheus.monitoring:9090",
+    HEADER_NAME: "a header's name: use letters, digits and -, such as X-Gateway-Model-Name",
+    HEADER_VALUE: "a header's value: use printable ASCII without spaces at its ends",
 }
 """Text that follows ``must match the pattern of``, by pattern. A test checks that it is complete."""
 

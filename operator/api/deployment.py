@@ -15,6 +15,8 @@ from specdecode_operator.api.base import (
     DIVISOR,
     ENGINE_VERSION,
     FIELD_PATH,
+    HEADER_NAME,
+    HEADER_VALUE,
     HOSTNAME,
     HTTP_URL,
     LABEL_VALUE,
@@ -61,6 +63,8 @@ ScheduleName = Annotated[str, StringConstraints(max_length=20, pattern=SCHEDULE_
 CronLine = Annotated[str, StringConstraints(max_length=128, pattern=CRON_LINE)]
 TimeZone = Annotated[str, StringConstraints(max_length=64, pattern=TIME_ZONE)]
 Hostname = Annotated[str, StringConstraints(max_length=253, pattern=HOSTNAME)]
+HeaderName = Annotated[str, StringConstraints(max_length=256, pattern=HEADER_NAME)]
+HeaderValue = Annotated[str, StringConstraints(max_length=1024, pattern=HEADER_VALUE)]
 # The limit of label values, by which Kueue gets the name, and of names of namespaces.
 ShortName = Annotated[str, StringConstraints(max_length=63, pattern=OBJECT_NAME)]
 
@@ -873,8 +877,25 @@ class ParentRef(ApiModel):
     """Port of the Gateway's listeners to attach to."""
 
 
+class HeaderMatch(ApiModel):
+    """Header that a request must have."""
+
+    name: HeaderName
+    """Name of the header. Gateways ignore its case."""
+
+    value: HeaderValue
+    """Exact value of the header."""
+
+
+class RouteMatch(ApiModel):
+    """Condition on the requests that a route takes."""
+
+    headers: list[HeaderMatch] = Field(min_length=1, max_length=16, json_schema_extra=map_by("name"))
+    """Headers that a request must have, all of them."""
+
+
 class HttpRoute(ApiModel):
-    """HTTPRoute of the Gateway API to the engines' Service."""
+    """HTTPRoute of the Gateway API to the engines' Service, or to their InferencePool if there is one."""
 
     parent_refs: list[ParentRef] = Field(min_length=1, max_length=8)
     """Gateways that the route attaches to."""
@@ -882,9 +903,41 @@ class HttpRoute(ApiModel):
     hostnames: list[Hostname] = Field(default=[], max_length=16)
     """Hostnames that the route serves. If empty, it serves all hostnames of the listeners."""
 
+    matches: list[RouteMatch] = Field(default=[], max_length=8)
+    """Take only requests that meet at least one of these conditions. Gateways prefer a route with more matching headers
+    if several routes have the same hostname. If empty, the route takes all requests."""
+
     request_timeout_seconds: StrictInt = Field(default=0, ge=0, le=86_400)
     """Time in seconds after which the gateway ends a request. 0 sets no limit, because a long answer can take minutes
     and many gateways end requests after 15 seconds by default."""
+
+
+class EndpointPickerFailureMode(StrEnum):
+    """What a gateway does with requests while the endpoint picker does not answer."""
+
+    FAIL_OPEN = "FailOpen"
+    FAIL_CLOSE = "FailClose"
+
+
+class EndpointPickerRef(ApiModel):
+    """Service of an endpoint picker in the same namespace, which the operator does not install."""
+
+    name: ObjectName
+    """Name of the Service."""
+
+    port: StrictInt = Field(default=9002, ge=1, le=65_535)
+    """Port of the Service that answers the gateway (ext_proc)."""
+
+    failure_mode: EndpointPickerFailureMode = EndpointPickerFailureMode.FAIL_CLOSE
+    """What the gateway does while the picker does not answer: reject requests (FailClose), or choose an engine itself
+    (FailOpen)."""
+
+
+class InferencePool(ApiModel):
+    """InferencePool of the Gateway API Inference Extension, which selects the engine pods."""
+
+    endpoint_picker_ref: EndpointPickerRef
+    """Endpoint picker, which chooses an engine for each request."""
 
 
 class Expose(ApiModel):
@@ -893,6 +946,10 @@ class Expose(ApiModel):
     http_route: HttpRoute | None = None
     """Create an HTTPRoute with the name of this object. It forwards the API for clients, but not metrics and health
     checks. If not set, no route is created."""
+
+    inference_pool: InferencePool | None = None
+    """Create an InferencePool with the name of this object. The HTTPRoute then leads to it instead of the Service. If
+    not set, no pool is created."""
 
 
 class Keda(ApiModel):

@@ -26,7 +26,9 @@ from specdecode_operator.api.deployment import (
 from specdecode_operator.api.speculation import (
     AdapterSlots,
     AssumedModel,
+    Draft,
     HostPath,
+    ModelImage,
     Models,
     ModelVolume,
     Ngram,
@@ -125,12 +127,35 @@ MODELS = (
 
 MODEL_VOLUME = (
     required(
-        "has(self.persistentVolumeClaim) || has(self.hostPath)",
-        "persistentVolumeClaim: is missing: name a claim, or a hostPath",
+        "has(self.persistentVolumeClaim) || has(self.hostPath) || has(self.image)",
+        "persistentVolumeClaim: is missing: name a claim, a hostPath or an image",
     ),
     forbidden(
         "!has(self.hostPath) || !has(self.persistentVolumeClaim)",
         "hostPath: models are in one place: remove it, or persistentVolumeClaim",
+    ),
+    forbidden(
+        "!has(self.image) || !has(self.persistentVolumeClaim) && !has(self.hostPath)",
+        "image: models are in one place: remove it, or persistentVolumeClaim and hostPath",
+    ),
+)
+
+
+def _tagged(field: str) -> Rule:
+    """Return the rule that an image has a tag or a digest."""
+    image = f"self.{field}"
+    return rule(
+        rf"!has({image}) || {image}.matches('^[^[:space:]/][^[:space:]]*$') &&"
+        rf" ({image}.matches(':[A-Za-z0-9_][A-Za-z0-9._-]{{0,127}}$') || {image}.matches('@sha256:[0-9a-f]{{64}}$'))",
+        f"{field}: is {{{image}}}, which has no tag and no digest: add a tag (:v1) or a digest (@sha256:…)",
+    )
+
+
+MODEL_IMAGE = (_tagged("reference"),)
+DRAFT = (
+    forbidden(
+        "!has(self.image) || !has(self.persistentVolumeClaim)",
+        "image: the draft is in one place: remove it, or persistentVolumeClaim",
     ),
 )
 
@@ -271,14 +296,16 @@ ADAPTERS = (
 """Rules of the whole spec."""
 
 _HAS_DRAFT_CLAIM = "has(self.speculation.draft.persistentVolumeClaim)"
+_HAS_DRAFT_IMAGE = "has(self.speculation.draft.image)"
 _NO_DRAFT: Final = f"!({HAS_DRAFT}) || "
-_NO_DRAFT_IN_MODELS: Final = f"{_NO_DRAFT}{_HAS_DRAFT_CLAIM} || "
+_NO_DRAFT_IN_MODELS: Final = f"{_NO_DRAFT}{_HAS_DRAFT_CLAIM} || {_HAS_DRAFT_IMAGE} || "
 _DRAFT = "speculation.draft"
 
 SOURCES = (
     *_source_of("target", "", _HAS_VOLUME, "models.volume"),
     *_source_of(_DRAFT, _NO_DRAFT_IN_MODELS, _HAS_VOLUME, "models.volume"),
     *_source_of(_DRAFT, _NO_DRAFT, _HAS_DRAFT_CLAIM, "speculation.draft.persistentVolumeClaim")[1:],
+    *_source_of(_DRAFT, _NO_DRAFT, _HAS_DRAFT_IMAGE, "speculation.draft.image")[1:],
     *_checkpoints_of("target", absent=""),
     *_checkpoints_of(_DRAFT, absent=_NO_DRAFT),
 )
@@ -592,13 +619,7 @@ SERVING = (
     ),
 )
 
-ENGINE = (
-    rule(
-        r"!has(self.image) || self.image.matches('^[^[:space:]/][^[:space:]]*$') &&"
-        r" (self.image.matches(':[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$') || self.image.matches('@sha256:[0-9a-f]{64}$'))",
-        "image: is {self.image}, which has no tag and no digest: add a tag (:v1) or a digest (@sha256:…)",
-    ),
-)
+ENGINE = (_tagged("image"),)
 
 _SOURCES = ("secretKeyRef", "configMapKeyRef", "fieldRef", "resourceFieldRef")
 ENV_VAR = (
@@ -627,6 +648,10 @@ _GPUS: Final = f"{_TENSOR} * self.parallelism.pipeline * self.parallelism.data"
 SPEC = (
     *SOURCES,
     *ADAPTERS,
+    required(
+        "self.target.model != '.' || has(self.serving.servedModelNames) && self.serving.servedModelNames.size() > 0",
+        "serving.servedModelNames: is missing, and target.model . has no name: write the name that clients use",
+    ),
     *REPLAYING_SPEC,
     rule(
         f"!({HAS_DRAFT}) || !has({_DRAFT_LENGTH}) || !has(self.serving.maxModelLen)"
@@ -732,6 +757,8 @@ RULES: Mapping[type[ApiModel], tuple[Rule, ...]] = {
     Models: MODELS,
     ModelVolume: MODEL_VOLUME,
     HostPath: HOST_PATH,
+    ModelImage: MODEL_IMAGE,
+    Draft: DRAFT,
     Engine: ENGINE,
     EnvVar: ENV_VAR,
     Policy: POLICY,

@@ -30,6 +30,7 @@ ModelId = Annotated[str, StringConstraints(min_length=1, max_length=512)]
 ModelConfig = Annotated[dict[str, Any], Field(max_length=512), BOUNDED]
 ShortText = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 ModuleName = Annotated[str, StringConstraints(max_length=128, pattern=MODULE_NAME)]
+ImageReference = Annotated[str, StringConstraints(min_length=1, max_length=512)]
 HostDirectory = Annotated[str, StringConstraints(min_length=2, max_length=1024)]
 
 
@@ -118,6 +119,14 @@ class Target(ServedModel):
     """RoPE scaling of the target, which replaces any scaling in its config.json. It does not apply to the draft."""
 
 
+class ModelImage(ApiModel):
+    """OCI image with models, which the nodes pull and mount as a volume. Needs Kubernetes 1.35 or newer."""
+
+    reference: ImageReference
+    """Reference of the image, with a tag or a digest. Use a digest to pin the files. Secrets for private registries
+    come from spec.podTemplate.spec.imagePullSecrets."""
+
+
 class Draft(ServedModel):
     """Draft model, or draft head trained for the target, that proposes tokens."""
 
@@ -128,6 +137,10 @@ class Draft(ServedModel):
     persistent_volume_claim: PersistentVolumeClaimRef | None = None
     """Claim that holds the draft; model is then the path inside it. Engines mount it read-only. If not set, the draft
     comes from the same place as the target."""
+
+    image: ModelImage | None = None
+    """OCI image that holds the draft; model is then the path inside it. If not set, the draft comes from the same place
+    as the target."""
 
     max_model_len: StrictInt | None = Field(default=None, ge=1, le=16_777_216)
     """Longest sequence, in tokens, for which the draft proposes tokens."""
@@ -182,13 +195,16 @@ class HostPath(ApiModel):
 
 
 class ModelVolume(ApiModel):
-    """Volume that already holds the models: a claim, or a directory on the nodes."""
+    """Volume that already holds the models: a claim, a directory on the nodes, or an image."""
 
     persistent_volume_claim: PersistentVolumeClaimRef | None = None
     """PersistentVolumeClaim that holds the models. Engines mount it read-only."""
 
     host_path: HostPath | None = None
     """Directory on the nodes that holds the models. Engines mount it read-only."""
+
+    image: ModelImage | None = None
+    """OCI image that holds the models. Engines mount it read-only."""
 
 
 class ModelCache(ApiModel):

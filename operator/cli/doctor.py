@@ -219,6 +219,12 @@ _ADD_ONS: Final = (
         "not installed: only needed for spec.autoscaling.keda",
     ),
     (
+        "inference extension",
+        "inference.networking.k8s.io",
+        "for spec.expose.inferencePool",
+        "not installed: only needed for spec.expose.inferencePool",
+    ),
+    (
         "kueue",
         "kueue.x-k8s.io",
         "for captures and engines in queues",

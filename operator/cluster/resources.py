@@ -133,6 +133,7 @@ RESOURCE_SLICE = Resource("resource.k8s.io/v1", "ResourceSlice", "resourceslices
 DEVICE_CLASS = Resource("resource.k8s.io/v1", "DeviceClass", "deviceclasses")
 HORIZONTAL_POD_AUTOSCALER = Resource("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
 SCALED_OBJECT = Resource("keda.sh/v1alpha1", "ScaledObject", "scaledobjects")
+INFERENCE_POOL = Resource("inference.networking.k8s.io/v1", "InferencePool", "inferencepools")
 SERVICE = Resource("v1", "Service", "services")
 CONFIG_MAP = Resource("v1", "ConfigMap", "configmaps")
 POD_DISRUPTION_BUDGET = Resource("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
@@ -148,7 +149,8 @@ STORAGE_CLASS = Resource("storage.k8s.io/v1", "StorageClass", "storageclasses")
 LEASE = Resource("coordination.k8s.io/v1", "Lease", "leases")
 
 AUTOSCALERS = (HORIZONTAL_POD_AUTOSCALER, SCALED_OBJECT)
-BESIDE_ENGINES = (HTTP_ROUTE, *AUTOSCALERS)
+EXPOSING = (INFERENCE_POOL, HTTP_ROUTE)
+BESIDE_ENGINES = (*EXPOSING, *AUTOSCALERS)
 """Kinds of the children that engines do not depend on."""
 
 CHILDREN = (
@@ -157,7 +159,7 @@ CHILDREN = (
 )
 """Kinds of the objects that a SpecDecodeDeployment owns, in the order in which they are applied."""
 
-OPTIONAL = (LEADER_WORKER_SET, HTTP_ROUTE, RESOURCE_CLAIM_TEMPLATE, SCALED_OBJECT)
+OPTIONAL = (LEADER_WORKER_SET, INFERENCE_POOL, HTTP_ROUTE, RESOURCE_CLAIM_TEMPLATE, SCALED_OBJECT)
 """Kinds that a cluster may lack, or get while the operator runs."""
 
 CAPTURE_CHILDREN = (PERSISTENT_VOLUME_CLAIM, JOB, CONFIG_MAP)

@@ -90,6 +90,12 @@ OPERATOR_RIGHTS: Final = (
         _CHILD,
         "let KEDA do so, if KEDA is installed and `autoscaling.keda` is set",
     ),
+    Right(
+        "inferencepools.inference.networking.k8s.io",
+        _CHILD,
+        "let an endpoint picker choose the engine of a request, if the Gateway API Inference Extension is installed and"
+        " `expose.inferencePool` is set",
+    ),
     Right("jobs.batch", _CHILD, "run captures and trainings; read and download models"),
     Right(
         "persistentvolumeclaims",

@@ -1,4 +1,4 @@
-"""Render the objects that a SpecDecodeDeployment owns: workload, Service, autoscaler, plan and others.
+"""Render the objects that a SpecDecodeDeployment owns: workload, Service, route, autoscaler, plan and others.
 
 A ConfigMap holds the plan, with the quantization matrix as CSV of at most 256 KiB.
 """
@@ -25,7 +25,7 @@ from specdecode_operator.cluster.resources import (
 from specdecode_operator.deployment.autoscaler import render_autoscaler
 from specdecode_operator.deployment.canaries import canaries_json
 from specdecode_operator.deployment.engine_pod import engine_pod, engine_timeouts, group_pods, replay_pod, scheme
-from specdecode_operator.deployment.http_route import render_route
+from specdecode_operator.deployment.expose import render_exposed
 from specdecode_operator.deployment.live_recorder import live_recorder_blocked, recorder_config_map
 from specdecode_operator.deployment.rollout.engine_workload import workload_name
 from specdecode_operator.deployment.spec_facts import Facts
@@ -115,8 +115,7 @@ def render_children(key: Key, uid: str, facts: Facts, plan: Plan, plan_texts: Ma
     if live_recorder_blocked(facts.spec) is None:
         children.append(owned(recorder_config_map(key, canaries_json(facts)), key, uid))
     children.append(owned(render_template("service", service), key, uid))
-    if (route := spec.expose.http_route) is not None:
-        children.append(render_route(key, uid, route, spec.serving.port))
+    children += render_exposed(key, uid, spec.expose, spec.serving.port)
     if spec.autoscaling is not None:
         children.append(render_autoscaler(key, uid, spec, spec.autoscaling))
     if wanted_replicas(facts) > 1:

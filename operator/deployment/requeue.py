@@ -37,8 +37,7 @@ def requeue_for(
     is_close = bool(
         observation.readings
         or observation.blocked
-        or observation.route_blocked
-        or observation.autoscaler_blocked
+        or observation.blocked_beside
         or observation.contested
         or observation.crash_loop
         or waits

@@ -23,7 +23,9 @@ from specdecode_operator.api.deployment_status import (
 )
 from specdecode_operator.cluster.clock import rfc3339
 from specdecode_operator.cluster.resources import (
+    AUTOSCALERS,
     CANARY_POOL,
+    EXPOSING,
     KEPT_MANAGERS_ANNOTATION,
     POOL_LABEL,
     selector_labels,
@@ -46,7 +48,7 @@ from specdecode_operator.deployment.conditions import (
 )
 from specdecode_operator.deployment.desired_state import DesiredState, Gated, InCanary, Launch, NotLaunched, Outcome
 from specdecode_operator.deployment.engine_settings import engine_settings
-from specdecode_operator.deployment.http_route import exposed_condition
+from specdecode_operator.deployment.expose import exposed_condition
 from specdecode_operator.deployment.model_checks import runs_on_v1
 from specdecode_operator.deployment.observed.decay import decay_condition
 from specdecode_operator.deployment.observed.engine_reports import (
@@ -160,8 +162,10 @@ def compose_status(  # noqa: PLR0913  the status combines these inputs
     details = list(desired.conditions)
     if isinstance(desired.outcome, InCanary):
         details.append(canary_decision(desired.outcome, observation).condition())
-    exposed = exposed_condition(parent, observation.route, observation.route_blocked)
-    autoscaled = autoscaled_condition(parent, observation.autoscaler, observation.autoscaler_blocked, observation.load)
+    exposed = exposed_condition(parent, observation.route, observation.pool, observation.why_blocked(*EXPOSING))
+    autoscaled = autoscaled_condition(
+        parent, observation.autoscaler, observation.why_blocked(*AUTOSCALERS), observation.load
+    )
     conditions = [*readiness.conditions(details), available, *proofs, *effective, *exposed, *autoscaled]
     if observation.contested:
         message = f"{'; '.join(observation.contested)}: changed again after each repair. {_CONTESTED_FIX}"

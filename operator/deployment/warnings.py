@@ -7,9 +7,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from specdecode_operator.api.deployment import ReplayMode, Serving, SpecDecodeDeploymentSpec
+from specdecode_operator.api.deployment import Expose, ReplayMode, Serving, SpecDecodeDeploymentSpec
 from specdecode_operator.api.speculation import ServedModel
 from specdecode_operator.deployment.adapter_checks import adapter_notes
+from specdecode_operator.deployment.engine_settings import served_names
+from specdecode_operator.deployment.expose import MODEL_NAME_HEADER
 from specdecode_operator.deployment.live_recorder import live_recorder_blocked
 from specdecode_operator.deployment.model_checks import GETS_LONGER, class_doubts, runs_on_v1, schedule_notes
 from specdecode_operator.deployment.models.checkpoints import config_of, stored_weights
@@ -102,18 +104,37 @@ def plan_notes(facts: Facts) -> list[str]:
         *schedule_notes(facts.spec, facts.profile, facts.pair),
         *_uncounted_notes(facts),
         *adapter_notes(facts),
-        *filter(None, [lossy_answers(facts), _route_note(facts), _split_note(facts)]),
+        *filter(None, [lossy_answers(facts), _https_note(facts), _split_note(facts)]),
+        *_model_name_notes(facts.spec),
     ]
 
 
-def _route_note(facts: Facts) -> str | None:
-    """Return that a route needs another object because engines serve HTTPS; None if it does not."""
-    if facts.spec.expose.http_route is None or facts.spec.serving.tls_secret is None:
+def _https_note(facts: Facts) -> str | None:
+    """Return that a gateway needs another object because engines serve HTTPS; None if it does not."""
+    expose = facts.spec.expose
+    if expose == Expose() or facts.spec.serving.tls_secret is None:
         return None
+    if expose.inference_pool is None:
+        field, backend, picker = "httpRoute", "Service", ""
+    else:
+        field, backend, picker = "inferencePool", "InferencePool", ". Its endpoint picker must scrape metrics by HTTPS"
     return (
-        "expose.httpRoute: the engines serve HTTPS (serving.tlsSecret), so the gateway needs a BackendTLSPolicy for the"
-        " Service, which the operator does not create"
+        f"expose.{field}: the engines serve HTTPS (serving.tlsSecret), so the gateway needs a BackendTLSPolicy for the"
+        f" {backend}, which the operator does not create{picker}"
     )
+
+
+def _model_name_notes(spec: SpecDecodeDeploymentSpec) -> Iterator[str]:
+    """Yield a note for each model name that a route matches and the engines do not serve."""
+    route, names = spec.expose.http_route, served_names(spec)
+    for number, match in enumerate([] if route is None else route.matches):
+        for header in match.headers:
+            if header.name.lower() == MODEL_NAME_HEADER.lower() and header.value not in names:
+                yield (
+                    f"expose.httpRoute.matches[{number}]: matches model {header.value}, but the engines only serve"
+                    f" {', '.join(names)} and answer other names with status 404: correct the value of {header.name},"
+                    " or add the name to serving.servedModelNames"
+                )
 
 
 def _replay_warnings(facts: Facts) -> Iterator[str]:

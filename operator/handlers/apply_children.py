@@ -40,8 +40,10 @@ from specdecode_operator.cluster.resources import (
     CHILDREN,
     CONFIG_MAP,
     DEPLOYMENT,
+    EXPOSING,
     HORIZONTAL_POD_AUTOSCALER,
     HTTP_ROUTE,
+    INFERENCE_POOL,
     JOB,
     LEADER_WORKER_SET,
     POD,
@@ -58,7 +60,7 @@ from specdecode_operator.deployment.children import wanted_replicas
 from specdecode_operator.deployment.conditions import Blocked
 from specdecode_operator.deployment.configmap_digests import child_entry, children_proofs
 from specdecode_operator.deployment.desired_state import DesiredState, Launch, NotLaunched, Outcome
-from specdecode_operator.deployment.http_route import GATEWAY_API_MISSING, REFUSED_HINT, wanted_route
+from specdecode_operator.deployment.expose import KIND_MISSING, REFUSED_HINT, leads_to, wanted_kinds
 from specdecode_operator.deployment.live_recorder import DRAFT_ENTRY, recorder_name
 from specdecode_operator.deployment.models.model_facts import CONFIG_MAP_NAME, facts_config_map
 from specdecode_operator.deployment.observed.observation import Observation, rollout_of
@@ -85,8 +87,8 @@ from specdecode_operator.problems import InvalidSpecError
 from specdecode_operator.untrusted import mapping
 
 _BESIDE_ENGINES: Final = tuple(each.kind for each in BESIDE_ENGINES)
-_NOT_SERVED: Final = {HTTP_ROUTE.kind: GATEWAY_API_MISSING, SCALED_OBJECT.kind: KEDA_MISSING}
-_REFUSED_HINTS: Final = {HTTP_ROUTE.kind: REFUSED_HINT}
+_NOT_SERVED: Final = {**KIND_MISSING, SCALED_OBJECT.kind: KEDA_MISSING}
+_REFUSED_HINTS: Final = {each.kind: REFUSED_HINT for each in EXPOSING}
 _SURGE_STRATEGY: Final = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
 
 
@@ -465,12 +467,12 @@ class ModelFactsFullError(BlockedError):
         super().__init__(Blocked("ModelFactsFull", message, permanent=True))
 
 
-def _wanted_beside(parent: ParsedDeployment) -> set[str]:
+def _wanted_beside(parent: ParsedDeployment) -> frozenset[str]:
     """Return the kinds of the children that a spec asks for and engines do not depend on."""
-    autoscaling = wanted_autoscaler(parent)
-    autoscaler = HORIZONTAL_POD_AUTOSCALER if autoscaling is None or autoscaling.keda is None else SCALED_OBJECT
-    wanted = {HTTP_ROUTE.kind: wanted_route(parent), autoscaler.kind: autoscaling}
-    return {kind for kind, field_ in wanted.items() if field_ is not None}
+    if (autoscaling := wanted_autoscaler(parent)) is None:
+        return wanted_kinds(parent)
+    autoscaler = HORIZONTAL_POD_AUTOSCALER if autoscaling.keda is None else SCALED_OBJECT
+    return wanted_kinds(parent) | {autoscaler.kind}
 
 
 @dataclass(frozen=True)
@@ -497,7 +499,7 @@ class EngineChildren(Children):
         self._in_line: _InLine | None = None
         self.blocked_beside: dict[str, Readiness] = {}
         """Why children that engines do not depend on could not be written or deleted, by kind."""
-        self._postponed_beside = False
+        self._postponed_beside = set[str]()
 
     async def carry_out(
         self, parent: ParsedDeployment, desired: DesiredState, groups: GroupHistory = NO_GROUP_HISTORY
@@ -509,7 +511,6 @@ class EngineChildren(Children):
         self.believe(children_proofs(parent.status.kept))
         if self.is_in_line(parent, desired):
             return
-        self._postponed_beside = False
         before, outcome, owned = self.cache.all_children(self.key), desired.outcome, self.owned()
         if self._signing_key is not None:
             kept = (owned.get((CONFIG_MAP.kind, attestation_name(self.key))) or {}).get("data") or {}
@@ -520,6 +521,7 @@ class EngineChildren(Children):
         desired = resting(desired, live, current_pods(pods, live), groups, self.cluster.clock.now().timestamp())
         children = objects_to_apply(desired, owned.values(), parent.kept_managers)
         others = [child for child in children if child["kind"] not in _BESIDE_ENGINES]
+        beside = {child["kind"]: child for child in children if child["kind"] in _BESIDE_ENGINES}
         is_all = await self.apply(others, parent.kept_managers)
         for workload, replicas in workloads_to_scale(parent, desired, owned.values()):
             if workload["spec"].get("replicas", 1) != replicas:
@@ -530,11 +532,7 @@ class EngineChildren(Children):
         unwanted = [*objects_to_delete(desired, owned.values(), successor, pods), *self._unused_claims(desired)]
         for child in unwanted:
             await self.delete(child)
-        blocked = {}
-        for kind in _BESIDE_ENGINES:
-            writing = self._keep_beside(parent, kind, [child for child in children if child["kind"] == kind])
-            blocked[kind] = await what_blocks(writing, hint=_REFUSED_HINTS.get(kind, ""), status_is_current=False)
-        self.blocked_beside = {kind: why for kind, why in blocked.items() if why is not None}
+        await self._keep_beside(parent, beside)
         is_group = desired.workload is not None and desired.workload["kind"] == LEADER_WORKER_SET.kind
         is_all = is_all and not self.blocked_beside and not self._postponed_beside
         waits = not is_all or unwanted or self._signing_key is not None or is_group or rejections(pods)
@@ -564,16 +562,34 @@ class EngineChildren(Children):
         wanted = {identity(child) for child in desired.children}
         return [child for name, child in live.items() if name not in wanted and name[1] not in used]
 
-    async def _keep_beside(self, parent: ParsedDeployment, kind: str, rendered: Sequence[Body]) -> None:
-        """Apply the child of a kind that engines do not depend on, or delete it if the spec does not ask for it."""
-        if kind not in _wanted_beside(parent) and not isinstance(parent.spec, InvalidSpecError):
-            for child in [child for (its_kind, _), child in self.owned().items() if its_kind == kind]:
-                await self.delete(child)
-        if not rendered:
+    async def _keep_beside(self, parent: ParsedDeployment, rendered: Mapping[str, Body]) -> None:
+        """Apply the children that engines do not depend on, by kind; delete those that the spec does not ask for.
+
+        A route never refers to a missing pool: it is applied after the pool, and the pool is deleted after the route.
+        """
+        self.blocked_beside, self._postponed_beside = {}, set()
+        pool = INFERENCE_POOL.kind
+        for kind in sorted(_BESIDE_ENGINES, key=lambda kind: kind == pool and kind not in rendered):
+            is_waiting = kind == HTTP_ROUTE.kind and kind in rendered
+            if is_waiting and (pool in self.blocked_beside or pool in self._postponed_beside):
+                continue
+            writing = self._keep_one_beside(parent, kind, rendered.get(kind))
+            blocked = await what_blocks(writing, hint=_REFUSED_HINTS.get(kind, ""), status_is_current=False)
+            if blocked is not None:
+                self.blocked_beside[kind] = blocked
+
+    async def _keep_one_beside(self, parent: ParsedDeployment, kind: str, rendered: Body | None) -> None:
+        live = self.owned().get((kind, self.key.name))
+        is_unwanted = kind not in _wanted_beside(parent) and not isinstance(parent.spec, InvalidSpecError)
+        route = self.beside(HTTP_ROUTE)
+        if live is not None and is_unwanted and (route is None or not leads_to(route, live)):
+            await self.delete(live)
+        if rendered is None:
             return
         if kind in _NOT_SERVED and kind not in self.cache.optional_kinds:
             raise BlockedError(_NOT_SERVED[kind])
-        self._postponed_beside |= not await self.apply(rendered, parent.kept_managers)
+        if not await self.apply([rendered], parent.kept_managers):
+            self._postponed_beside.add(kind)
 
     def is_in_line(self, parent: ParsedDeployment, desired: DesiredState) -> bool:
         """Return whether the last reconcile of the same inputs made no writes."""

@@ -103,6 +103,8 @@ OWN_CLAIM = tiny_cpu()
 OWN_CLAIM["speculation"]["draft"] |= {"persistentVolumeClaim": {"claimName": "head"}}
 TRAINED = tiny_cpu()
 TRAINED["speculation"] |= {"trainedDrafts": True}
+OWN_IMAGE = tiny_cpu()
+OWN_IMAGE["speculation"]["draft"] |= {"image": {"reference": "registry/head:v1"}}
 YARN = {"type": "yarn", "factor": "2"}
 STRETCHED = {**NGRAM, "target": {"model": LLAMA_70B, "ropeScaling": YARN}}
 RANGES = _drafting("draft_model", draft=pair_70b()["speculation"]["draft"])
@@ -113,6 +115,10 @@ SCALED = pair_70b(autoscaling={"maxReplicas": 4, "metric": "RunningRequests", "t
 SCALED_BY_KEDA = pair_70b(
     autoscaling={**SCALED["autoscaling"], "keda": {"serverAddress": "http://one:9090", "wakeUpQuery": "vector(0)"}}
 )
+MATCHING = pair_70b(
+    expose={"httpRoute": {"parentRefs": [{"name": "public"}], "matches": [{"headers": [{"name": "a", "value": "b"}]}]}}
+)
+POOLED = pair_70b(expose={"inferencePool": {"endpointPickerRef": {"name": "epp"}}})
 EXPECTED = pair_70b(workload={"kind": "Chat", "promptTokens": 1000, "outputTokens": 200})
 SECRET = {"name": "one", "key": "key"}
 KEYED = pair_70b(serving={"maxModelLen": 8192, "apiKeySecret": SECRET}, models={"hubTokenSecret": SECRET})
@@ -285,7 +291,14 @@ DEPLOYMENT_FIELDS: Mapping[str, FieldCase] = {
     "expose.httpRoute.parentRefs[].port": at(443, on=ROUTED),
     "expose.httpRoute.hostnames[]": at("llm.example.com", on=ROUTED),
     "expose.httpRoute.requestTimeoutSeconds": at(600, on=ROUTED),
+    "expose.httpRoute.matches[].headers[].name": at("x", on=MATCHING),
+    "expose.httpRoute.matches[].headers[].value": at("x", on=MATCHING),
+    "expose.inferencePool.endpointPickerRef.name": at("other", on=POOLED),
+    "expose.inferencePool.endpointPickerRef.port": at(9003, on=POOLED),
+    "expose.inferencePool.endpointPickerRef.failureMode": at("FailOpen", on=POOLED),
     "models.volume.persistentVolumeClaim.claimName": at("other", on=TINY),
+    "models.volume.image.reference": at("registry/models:v2", on=tiny_cpu(models={"volume": {}})),
+    "speculation.draft.image.reference": at("registry/head:v2", on=OWN_IMAGE),
     "models.volume.hostPath.path": refused("/srv", "--allow-host-path=/srv", on=tiny_cpu(models={"volume": {}})),
     "models.cache.persistentVolumeClaim.claimName": at("cache"),
     "models.hubTokenSecret.name": at("other", on=KEYED),

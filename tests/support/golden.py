@@ -44,11 +44,12 @@ KEPT = (
     "llama-70b-cache",
     "qwen3-8b-claim",
     "qwen3-8b-trained",
+    "qwen3-8b-two-pools",
     "replay",
     "tiny-cpu",
 )
-"""Examples whose objects are checked in: a draft model, two nodes, a download, claimed devices, a head with a claim, a
-replay, a CPU."""
+"""Examples whose objects are checked in: a draft model, two nodes, a download, claimed devices, a head with a claim,
+two pools, a replay, a CPU."""
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -45,17 +45,10 @@
 - apiGroups: [gateway.networking.k8s.io]
   resources: [httproutes]
   verbs: [get, list, watch, create, patch, delete]
-# Claim the GPUs of engines, captures and trainings, if `accelerator.resourceClaim` is set.
-- apiGroups: [resource.k8s.io]
-  resources: [resourceclaimtemplates]
-  verbs: [get, list, watch, create, patch, delete]
-# Let the number of engines follow the load, if `autoscaling` is set.
-- apiGroups: [autoscaling]
-  resources: [horizontalpodautoscalers]
-  verbs: [get, list, watch, create, patch, delete]
-# Let KEDA do so, if KEDA is installed and `autoscaling.keda` is set.
-- apiGroups: [keda.sh]
-  resources: [scaledobjects]
+# Let an endpoint picker choose the engine of a request, if the Gateway API Inference Extension is installed and
+# `expose.inferencePool` is set.
+- apiGroups: [inference.networking.k8s.io]
+  resources: [inferencepools]
   verbs: [get, list, watch, create, patch, delete]
 # Run captures and trainings; read and download models.
 - apiGroups: [batch]

@@ -31,6 +31,7 @@ from specdecode_operator.deployment.models.model_locations import (
     fetched_models,
     hub_environment,
     model_path,
+    volume_of,
 )
 from specdecode_operator.deployment.pod_scripts import download_model
 from specdecode_operator.deployment.pod_template_merge import container_user, merge, volume_group
@@ -174,9 +175,7 @@ def reading_jobs(
 
 def _reader_values(spec: SpecDecodeDeploymentSpec, source: ModelSource) -> dict[str, Any]:
     if source.on_volume:
-        volume: Body = {"name": "models", "hostPath": {"path": source.host_path, "type": "Directory"}}
-        if source.claim is not None:
-            volume = {"name": "models", "persistentVolumeClaim": {"claimName": source.claim, "readOnly": True}}
+        volume = {"name": "models", **volume_of(source)}
         return {"arguments": ["folder", "--", model_path(source.model)], "volume": volume, "hub_token": None}
     revision = [f"--revision={source.revision}"] if source.revision else []
     token = secret_key(spec.models.hub_token_secret)

@@ -1,4 +1,4 @@
-"""Locate the models of a spec: hub, PersistentVolumeClaim or host path; paths and volumes in pods."""
+"""Locate the models of a spec: hub, PersistentVolumeClaim, host path or image; paths and volumes in pods."""
 
 import hashlib
 import json
@@ -11,6 +11,7 @@ from typing import Final
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.speculation import Adapter, Draft, ModelCheckpoint, ServedModel
+from specdecode_operator.deployment.conditions import Blocked
 from specdecode_operator.deployment.models.checkpoint_reader import Checkpoint
 from specdecode_operator.enums import Quantization
 from specdecode_operator.sizing.arithmetic import MIB, gib_to_bytes
@@ -26,6 +27,7 @@ COMMIT: Final = re.compile(r"[0-9a-f]{7,64}")
 DRAFTS_PATH: Final = "/drafts"
 ADAPTERS_PATH: Final = "/adapters"
 COMPILED_PATH: Final = "/compiled"
+_NO_IMAGE_VOLUMES: Final = ("must specify a volume type", ".image: field not declared in schema")
 COMPILE_CACHE_PATH: Final = "/tmp/vllm-cache"  # noqa: S108  the pod's own
 _PROXIES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 _HUB_VARIABLES: Final = ("HF_ENDPOINT", *_PROXIES, *map(str.lower, _PROXIES))
@@ -33,7 +35,12 @@ _HUB_VARIABLES: Final = ("HF_ENDPOINT", *_PROXIES, *map(str.lower, _PROXIES))
 
 def model_path(model: str) -> str:
     """Return the path of a model in the user's volume, or in the volume that its pod downloads to."""
-    return f"{MODELS_PATH}/{model.strip('/')}"
+    return _inside(MODELS_PATH, model)
+
+
+def _inside(folder: str, path: str) -> str:
+    """Return the path of a model in a volume that is mounted at a folder; ``.`` is the root of the volume."""
+    return f"{folder}/{path.strip('/')}".removesuffix("/.")
 
 
 def engine_model_path(spec: SpecDecodeDeploymentSpec, model: ServedModel | ModelCheckpoint | Adapter) -> str:
@@ -41,8 +48,8 @@ def engine_model_path(spec: SpecDecodeDeploymentSpec, model: ServedModel | Model
 
     The layout is the same as in huggingface_hub (file_download.py, repo_folder_name).
     """
-    if (claim := own_claim(model)) is not None:
-        return f"{_mount_path(model, claim)}/{model.model.strip('/')}"
+    if (own := own_source(model)) is not None:
+        return _inside(_mount_path(model, own), own.model)
     if not downloads_to_cache(spec):
         return model_path(model.model)
     folder = f"models--{model.model.replace('/', '--')}"
@@ -50,14 +57,24 @@ def engine_model_path(spec: SpecDecodeDeploymentSpec, model: ServedModel | Model
     return f"{HUB_CACHE_PATH}/{folder}/snapshots/{commit}"
 
 
-def own_claim(model: ServedModel | ModelCheckpoint | Adapter) -> str | None:
-    """Return the own claim of a draft or an adapter; None for a model in the same place as the target."""
+def own_source(model: ServedModel | ModelCheckpoint | Adapter) -> "ModelSource | None":
+    """Return the own claim or image of a draft or an adapter; None for a model in the same place as the target."""
     claim = model.persistent_volume_claim if isinstance(model, Draft | Adapter) else None
-    return claim.claim_name if claim else None
+    image = model.image if isinstance(model, Draft) else None
+    if claim is None and image is None:
+        return None
+    return ModelSource(
+        model.model.strip("/"), claim=claim.claim_name if claim else None, image=image.reference if image else None
+    )
 
 
-def _mount_path(model: ServedModel | ModelCheckpoint | Adapter, claim: str) -> str:
-    return f"{ADAPTERS_PATH if isinstance(model, Adapter) else DRAFTS_PATH}/{claim}"
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _mount_path(model: ServedModel | ModelCheckpoint | Adapter, source: "ModelSource") -> str:
+    folder = source.claim or f"image-{_digest(str(source.image))}"
+    return f"{ADAPTERS_PATH if isinstance(model, Adapter) else DRAFTS_PATH}/{folder}"
 
 
 def downloads_to_cache(spec: SpecDecodeDeploymentSpec) -> bool:
@@ -93,31 +110,34 @@ def claims_named(spec: object) -> frozenset[str]:
 
 def engine_volumes(spec: SpecDecodeDeploymentSpec) -> list[Body]:
     """Return the volumes of an engine pod for models and the compile cache."""
-    volumes = _common_volumes(spec)
-    for mount in own_mounts(spec):
-        if all(each["name"] != mount["name"] for each in volumes):
-            claim = {"claimName": mount["mountPath"].rpartition("/")[2], "readOnly": True}
-            volumes = [*volumes, {"name": mount["name"], "persistentVolumeClaim": claim}]
-    return volumes
+    return _volumes_and_own_mounts(spec)[0]
 
 
 def own_mounts(spec: SpecDecodeDeploymentSpec) -> list[Body]:
-    """Return the mounts of the own claims of draft and adapters.
+    """Return the mounts of the own claims and images of draft and adapters."""
+    return _volumes_and_own_mounts(spec)[1]
 
-    Their paths and the names of their volumes depend on the claim, because one pod may run engines with several drafts.
-    A pod that names a claim in two volumes does not start, so mounts share a volume.
+
+def _volumes_and_own_mounts(spec: SpecDecodeDeploymentSpec) -> tuple[list[Body], list[Body]]:
+    """Return all volumes, and the mounts of own claims and images.
+
+    Paths of mounts and names of volumes depend on the claim or image, because one pod may run engines with several
+    drafts. A pod that names a claim in two volumes does not start, so mounts share a volume.
     """
     draft = spec.speculation.draft if spec.speculation else None
-    names = {claim: each["name"] for each in _common_volumes(spec) if (claim := _claim_in(each)) is not None}
-    mounts: dict[str, Body] = {}
+    volumes, mounts = _common_volumes(spec), dict[str, Body]()
     models: list[ServedModel | Adapter] = [*([draft] if draft else []), *spec.adapters]
     for model in models:
-        if (claim := own_claim(model)) is not None:
+        if (source := own_source(model)) is None:
+            continue
+        volume = next((each for each in volumes if _holds(each, source)), None)
+        if volume is None:
             kind = "adapter" if isinstance(model, Adapter) else "draft"
-            name = names.setdefault(claim, f"{kind}-{hashlib.sha256(claim.encode()).hexdigest()[:8]}")
-            path = _mount_path(model, claim)
-            mounts[path] = {"name": name, "mountPath": path, "readOnly": True}
-    return list(mounts.values())
+            volume = {"name": f"{kind}-{_digest(source.claim or str(source.image))}", **volume_of(source)}
+            volumes.append(volume)
+        path = _mount_path(model, source)
+        mounts[path] = {"name": volume["name"], "mountPath": path, "readOnly": True}
+    return volumes, list(mounts.values())
 
 
 def _common_volumes(spec: SpecDecodeDeploymentSpec) -> list[Body]:
@@ -129,9 +149,11 @@ def _common_volumes(spec: SpecDecodeDeploymentSpec) -> list[Body]:
     return [{"name": "models", **models_volume(spec)}, *([{"name": "cache", **cache}] if claim else [])]
 
 
-def _claim_in(volume: Body) -> str | None:
-    claim: str | None = (volume.get("persistentVolumeClaim") or {}).get("claimName")
-    return claim
+def _holds(volume: Body, source: "ModelSource") -> bool:
+    """Whether a volume is the claim or the image of a source."""
+    if source.claim is not None:
+        return bool(mapping(volume, "persistentVolumeClaim").get("claimName") == source.claim)
+    return bool(mapping(volume, "image").get("reference") == source.image)
 
 
 def compiled_mount(spec: SpecDecodeDeploymentSpec, folder: str) -> Body | None:
@@ -147,14 +169,38 @@ def compiled_mount(spec: SpecDecodeDeploymentSpec, folder: str) -> Body | None:
 
 
 def models_volume(spec: SpecDecodeDeploymentSpec) -> Body:
-    """Return the source of the common volume of models: a host path, a claim, or an empty directory for downloads."""
-    volume = spec.models.volume
-    if volume is not None and volume.host_path is not None:
-        return {"hostPath": {"path": volume.host_path.path, "type": "Directory"}}
-    if volume is not None and volume.persistent_volume_claim is not None:
-        claim = volume.persistent_volume_claim.claim_name
-        return {"persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
-    return {"emptyDir": {}}
+    """Return the source of the common volume of models; an empty directory for downloads."""
+    source = model_source(spec, spec.target)
+    return volume_of(source) if source.on_volume else {"emptyDir": {}}
+
+
+def volume_of(source: "ModelSource") -> Body:
+    """Return the volume source of a model that is on a volume."""
+    if source.claim is not None:
+        return {"persistentVolumeClaim": {"claimName": source.claim, "readOnly": True}}
+    if source.image is not None:
+        return {"image": {"reference": source.image}}
+    return {"hostPath": {"path": source.host_path, "type": "Directory"}}
+
+
+def image_volumes_missing(spec: SpecDecodeDeploymentSpec, refusal: str) -> Blocked | None:
+    """Return that the API server does not support image volumes, if it rejected a pod of this spec for that.
+
+    An API server whose feature gate is off drops the field and finds a volume without a source
+    (pkg/apis/core/validation/validation.go, validateVolumeSource). Before 1.31, it does not know the field.
+    """
+    draft = spec.speculation.draft if spec.speculation else None
+    fields = [
+        *(["spec.models.volume.image"] if spec.models.volume and spec.models.volume.image else []),
+        *(["spec.speculation.draft.image"] if draft and draft.image else []),
+    ]
+    if not fields or not any(words in refusal for words in _NO_IMAGE_VOLUMES):
+        return None
+    message = (
+        f"{' and '.join(fields)}: the API server does not support image volumes: use Kubernetes 1.35 or newer, enable"
+        " the feature gate ImageVolume (1.31 or newer), or copy the models to a claim and name it instead"
+    )
+    return Blocked("ImageVolumesMissing", message)
 
 
 NOTHING_ASSUMED: Final = Assumption()
@@ -165,22 +211,28 @@ ADAPTERS: Final = "spec.adapters"
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Location of a model's files: the hub, a PersistentVolumeClaim, or a directory of the nodes."""
+    """Location of a model's files: the hub, a PersistentVolumeClaim, a directory of the nodes, or an image."""
 
     model: str
     revision: str | None = None  # Revision of the hub repository; None for its default, and on a volume
     claim: str | None = None
     host_path: str | None = None
+    image: str | None = None
 
     @property
     def on_volume(self) -> bool:
         """Whether the model is on a volume, not on the hub."""
-        return self.claim is not None or self.host_path is not None
+        return self.claim is not None or self.host_path is not None or self.image is not None
 
     @property
     def key(self) -> str:
         """Key of the model in ConfigMaps: readable, and unique per source."""
-        place = [self.model, self.revision, self.claim, *filter(None, [self.host_path])]
+        place = [
+            self.model,
+            self.revision,
+            self.claim,
+            *filter(None, [self.host_path, self.image and f"image {self.image}"]),
+        ]
         digest = hashlib.sha256(json.dumps(place).encode()).hexdigest()
         return f"{re.sub(r'[^-._a-zA-Z0-9]+', '.', self.model)[-180:].strip('.')}-{digest[:12]}"
 
@@ -189,6 +241,8 @@ class ModelSource:
             return f"{self.model} on PersistentVolumeClaim {self.claim}"
         if self.host_path is not None:
             return f"{self.model} in {self.host_path} of the node"
+        if self.image is not None:
+            return f"{self.model} in image {self.image}"
         return f"{self.model} on the hub" + (f" at revision {self.revision}" if self.revision else "")
 
 
@@ -203,22 +257,25 @@ def served_models(spec: SpecDecodeDeploymentSpec) -> dict[str, ServedModel]:
 
 
 def fetched_models(spec: SpecDecodeDeploymentSpec) -> dict[str, ServedModel | Adapter]:
-    """Return target, draft and adapters in the place that spec.models names, by field; none on its own claim."""
+    """Return target, draft and adapters in the place that spec.models names, by field; none in its own place."""
     adapters = {f"{ADAPTERS}[{index}]": each for index, each in enumerate(spec.adapters)}
     models: dict[str, ServedModel | Adapter] = {**served_models(spec), **adapters}
-    return {field: model for field, model in models.items() if own_claim(model) is None}
+    return {field: model for field, model in models.items() if own_source(model) is None}
 
 
 def model_source(spec: SpecDecodeDeploymentSpec, model: ServedModel | ModelCheckpoint) -> ModelSource:
     """Return the location of a model of the spec."""
-    if (own := own_claim(model)) is not None:
-        return ModelSource(model.model.strip("/"), claim=own)
+    if (own := own_source(model)) is not None:
+        return own
     volume = spec.models.volume
     if volume is None:
         return ModelSource(model.model, model.revision)
-    claim, host = volume.persistent_volume_claim, volume.host_path
+    claim, host, image = volume.persistent_volume_claim, volume.host_path, volume.image
     return ModelSource(
-        model.model.strip("/"), claim=claim.claim_name if claim else None, host_path=host.path if host else None
+        model.model.strip("/"),
+        claim=claim.claim_name if claim else None,
+        host_path=host.path if host else None,
+        image=image.reference if image else None,
     )
 
 

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment_status import FiguresStatus
-from specdecode_operator.cluster.resources import LEADER_WORKER_SET
+from specdecode_operator.cluster.resources import LEADER_WORKER_SET, Resource
 from specdecode_operator.deployment.children import wanted_replicas
 from specdecode_operator.deployment.conditions import Blocked
 from specdecode_operator.deployment.desired_state import (
@@ -67,9 +68,10 @@ class Observation:
     canary: CanaryDecision | None = None
     blocked: Readiness | None = None  # Why the API server rejected the desired objects
     route: Body | None = None
-    route_blocked: Readiness | None = None  # Why the HTTPRoute could not be written; engines do not depend on it
+    pool: Body | None = None
     autoscaler: Body | None = None
-    autoscaler_blocked: Readiness | None = None
+    blocked_beside: Mapping[str, Readiness] = MappingProxyType({})
+    """Why children that engines do not depend on could not be written or deleted, by kind."""
     load: ReplicaLoad | None = None  # For an autoscaler with PredictedUtilization
     contested: tuple[str, ...] = ()  # Children and fields that another writer changes again after each repair
 
@@ -77,6 +79,11 @@ class Observation:
     def missed(self) -> bool:
         """Whether the engines did not answer only for a short time; earlier results stay valid then."""
         return self.silent_s is not None and self.silent_s < _SILENCE_S
+
+    def why_blocked(self, *resources: Resource) -> Readiness | None:
+        """Return why the first of these kinds that is blocked could not be written; None if none is blocked."""
+        found = (self.blocked_beside.get(resource.kind) for resource in resources)
+        return next((blocked for blocked in found if blocked is not None), None)
 
 
 def observed_residual(desired: DesiredState, observation: Observation) -> BudgetResidual | None:

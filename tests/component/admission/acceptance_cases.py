@@ -54,6 +54,20 @@ autoscaling:
   target: 100
   keda: {serverAddress: "https://prometheus.monitoring:9090/prometheus", wakeUpQuery: sum(gateway_queue)}
 """,
+    "pool": """
+target: {model: org/target}
+expose:
+  inferencePool: {endpointPickerRef: {name: epp}}
+  httpRoute:
+    parentRefs: [{name: public}]
+    matches: [{headers: [{name: X-Traffic, value: "batch; nightly"}]}, {headers: [{name: X-Traffic, value: bulk}]}]
+""",
+    "images": """
+target: {model: .}
+speculation: {method: eagle3, numSpeculativeTokens: 3, draft: {model: head, image: {reference: "registry/head:v1"}}}
+serving: {servedModelNames: [llama]}
+models: {volume: {image: {reference: "registry.example.com:5000/models/llama@sha256:DIGEST"}}}
+""".replace("DIGEST", "0" * 64),
     "head": """
 target: {model: Qwen/Qwen3-8B}
 speculation: {method: eagle3, numSpeculativeTokens: 3, draft: {model: AngelSlim/Qwen3-8B_eagle3, maxModelLen: 2048}}

@@ -170,11 +170,32 @@ MODELS = {
         "spec.models.hubTokenSecret",
         "has no effect with models.volume, which is not downloaded: remove one",
     ),
-    "volume is nothing": Bad("models: {volume: {}}", "spec.models.volume.persistentVolumeClaim", "or a hostPath"),
+    "volume is nothing": Bad("models: {volume: {}}", "spec.models.volume.persistentVolumeClaim", "or an image"),
     "volume is two things": Bad(
         "models: {volume: {persistentVolumeClaim: {claimName: a}, hostPath: {path: /srv}}}",
         "spec.models.volume.hostPath",
         "remove it",
+    ),
+    "volume is a claim and an image": Bad(
+        "models: {volume: {persistentVolumeClaim: {claimName: a}, image: {reference: 'a:v1'}}}",
+        "spec.models.volume.image",
+        "remove it",
+    ),
+    "image of models without a tag": Bad(
+        "models: {volume: {image: {reference: registry.example.com/models/llama}}}",
+        "spec.models.volume.image.reference",
+        "add a tag (:v1) or a digest",
+    ),
+    "draft on a claim and an image": Bad(
+        "speculation: {method: draft_model, numSpeculativeTokens: 3,"
+        " draft: {model: head, persistentVolumeClaim: {claimName: a}, image: {reference: 'a:v1'}}}",
+        "spec.speculation.draft.image",
+        "remove it",
+    ),
+    "model at the root of an image without a name": Bad(
+        "target: {model: .}\nmodels: {volume: {image: {reference: 'a:v1'}}}",
+        "spec.serving.servedModelNames",
+        "write the name that clients use",
     ),
     "node's directory is relative": Bad(
         "models: {volume: {hostPath: {path: srv/models}}}", "spec.models.volume.hostPath.path", "beginning with /"

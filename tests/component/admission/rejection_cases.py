@@ -91,6 +91,30 @@ BAD = {
         "spec.expose.httpRoute.hostnames[0]",
         "should match",
     ),
+    "a pool without a picker": Bad(
+        "expose: {inferencePool: {}}", "spec.expose.inferencePool.endpointPickerRef", "Required"
+    ),
+    "an unknown failure mode": Bad(
+        "expose: {inferencePool: {endpointPickerRef: {name: a, failureMode: Fail}}}",
+        "spec.expose.inferencePool.endpointPickerRef.failureMode",
+        '"FailOpen", "FailClose"',
+    ),
+    "a condition without headers": Bad(
+        "expose: {httpRoute: {parentRefs: [{name: a}], matches: [{headers: []}]}}",
+        "spec.expose.httpRoute.matches[0].headers",
+        "at least 1 items",
+    ),
+    "a header twice": Bad(
+        "expose: {httpRoute: {parentRefs: [{name: a}], matches: [{headers: [{name: x, value: a}, {name: x, value: b}]}]"
+        "}}",
+        "spec.expose.httpRoute.matches[0].headers[1]",
+        "Duplicate",
+    ),
+    "a header name with a colon": Bad(
+        "expose: {httpRoute: {parentRefs: [{name: a}], matches: [{headers: [{name: 'x:', value: a}]}]}}",
+        "spec.expose.httpRoute.matches[0].headers[0].name",
+        "should match",
+    ),
     # Speculation
     "no method": Bad("speculation: {numSpeculativeTokens: 5}", "spec.speculation.method", "Required"),
     "unknown method": Bad("speculation: {method: eagle9}", "spec.speculation.method", '"ngram_gpu", "suffix", "none"'),

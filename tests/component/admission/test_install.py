@@ -159,7 +159,7 @@ def test_operator_role_has_no_unlisted_write_permissions() -> None:
         "specdecodedeployments/status", "specdecodecaptures", "specdecodecaptures/status", "specdecodetrainings/status",
         "configmaps", "services",
         "deployments", "leaderworkersets", "jobs", "persistentvolumeclaims", "poddisruptionbudgets", "events",
-        "pods/eviction", "httproutes", "horizontalpodautoscalers", "scaledobjects",
+        "pods/eviction", "httproutes", "inferencepools", "horizontalpodautoscalers", "scaledobjects",
         "pods",  # the guard takes dry runs alone
     }  # fmt: skip
     assert ("specdecode.io", "specdecodecaptures", "delete") in granted, "those whose time is over"

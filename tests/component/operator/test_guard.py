@@ -320,12 +320,14 @@ def test_operator_works_under_its_guard(stolen: Kubectl) -> None:
         ({"backendRefs": [{"name": "x", "port": 8000}]}, True),
         ({"backendRefs": [{"name": "other", "port": 8000}]}, False),
         ({"backendRefs": [{"name": "x", "namespace": "theirs", "port": 8000}]}, False),
-        ({"backendRefs": [{"name": "x", "kind": "InferencePool", "port": 8000}]}, False),
+        ({"backendRefs": [{"name": "x", "kind": "ConfigMap"}]}, False),
+        ({"backendRefs": [{"name": "x", "kind": "InferencePool", "group": "inference.networking.k8s.io"}]}, True),
+        ({"backendRefs": [{"name": "y", "kind": "InferencePool", "group": "inference.networking.k8s.io"}]}, False),
         ({"backendRefs": [{"name": "x", "filters": [{"type": "RequestMirror"}]}]}, False),
         ({"backendRefs": [{"name": "x"}], "filters": [{"type": "RequestRedirect"}]}, False),
     ],
 )
-def test_a_route_reaches_the_service_of_its_object_alone(rule: dict[str, Any], passes: bool) -> None:
+def test_a_route_reaches_the_engines_of_its_object_alone(rule: dict[str, Any], passes: bool) -> None:
     (policy,) = [each for each in guard() if "Binding" not in each["kind"]]
     assert (
         holds(policy, {"kind": "HTTPRoute", "metadata": {"name": "x", "labels": OURS}, "spec": {"rules": [rule]}})
@@ -370,3 +372,12 @@ def test_an_autoscaler_scales_its_object_alone(kind: str, changes: dict[str, Any
     target = {"kind": "SpecDecodeDeployment", "name": "x"}
     spec = {"scaleTargetRef": target, "triggers": [{"type": "prometheus"}], **changes}
     assert holds(policy, {"kind": kind, "metadata": {"name": "x", "labels": OURS}, "spec": spec}) == passes
+
+
+@pytest.mark.parametrize(
+    ("labels", "passes"), [({"specdecode.io/deployment": "x"}, True), ({"specdecode.io/deployment": "y"}, False)]
+)
+def test_a_pool_selects_the_engines_of_its_object_alone(labels: dict[str, str], passes: bool) -> None:
+    (policy,) = [each for each in guard() if "Binding" not in each["kind"]]
+    spec = {"selector": {"matchLabels": labels}}
+    assert holds(policy, {"kind": "InferencePool", "metadata": {"name": "x", "labels": OURS}, "spec": spec}) == passes

@@ -8,6 +8,7 @@ import yaml
 
 from tests.support.conditions import condition, wait_for
 from tests.support.kubectl import Kubectl
+from tests.support.kubernetes import MINOR
 from tests.support.objects import tiny_cpu
 from tests.support.operator_process import OperatorProcess
 from tests.support.waiting import eventually
@@ -119,3 +120,16 @@ def test_host_path_cache_volume_is_refused_unless_the_operator_allows_it(kubectl
     assert (status, reason) == ("False", "HostPathNotAllowed")
     assert "--allow-host-path=/etc" in message
     assert not kubectl.objects("deployments")
+
+
+def test_models_on_an_image_need_an_api_server_with_image_volumes(kubectl: Kubectl) -> None:
+    image = {"reference": "registry.example.com/models/pair:v1"}
+    apply(kubectl, "tiny", volume={"image": image})
+    if int(MINOR.partition(".")[2]) < 35:  # Off by default before.
+        assert "spec.models.volume.image" in wait_for(kubectl, "tiny", "Ready", "ImageVolumesMissing")
+        assert not kubectl.objects("deployments")
+    else:
+        wait_for(kubectl, "tiny", "Ready", LAUNCHED)
+        (deployment,) = kubectl.objects("deployments")
+        volumes = {each["name"]: each for each in deployment["spec"]["template"]["spec"]["volumes"]}
+        assert volumes["models"]["image"].items() >= image.items()

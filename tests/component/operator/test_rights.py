@@ -16,6 +16,7 @@ ELSEWHERE = {
     "watch httproutes.gateway.networking.k8s.io": "the same",
     "watch resourceclaimtemplates.resource.k8s.io": "the same",
     "watch scaledobjects.keda.sh": "the same",
+    "watch inferencepools.inference.networking.k8s.io": "the same",
     "create leases.coordination.k8s.io": "no replica waits for another here: tests of leader election",
     f"get leases.coordination.k8s.io {RELEASE}": "the same",
     f"patch leases.coordination.k8s.io {RELEASE}": "the same",

@@ -54,6 +54,7 @@ OWN_WORDS = {
     "boolean": "must be true or false",
     "string": "must be text: put it in quotes",
     r"at least (\d+) char": "must have {} characters or more",
+    r"at least (\d+) items": "must have {} entries or more",
     r"greater than or equal to (\d+)": "must be at least {}",
     r"(?:less than or )?equal to (\d+)": "must be at most {}",
 }

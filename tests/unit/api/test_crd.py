@@ -91,6 +91,7 @@ def test_every_list_has_a_merge_type() -> None:
         ".spec.adapters",
         ".spec.engine.env",
         ".spec.engine.replay.acceptance",
+        ".spec.expose.httpRoute.matches[].headers",
         ".spec.target.checkpoints",
         ".spec.speculation.draft.checkpoints",
         ".status.policy.speculation.draft.checkpoints",

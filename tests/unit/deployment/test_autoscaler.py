@@ -206,7 +206,7 @@ def test_a_stopped_object_says_why_it_is_not_scaled(field: Body) -> None:
 
 
 def test_an_autoscaler_that_cannot_be_written_does_not_change_ready() -> None:
-    observed = {"autoscaler_blocked": stalled("ChildNameConflict", "taken")}
+    observed = {"blocked_beside": {"HorizontalPodAutoscaler": stalled("ChildNameConflict", "taken")}}
     assert autoscaled(None, **observed) == ("False", "ChildNameConflict", "taken")
     ready = [
         decide(parent(tiny_cpu(autoscaling=asked())), Observation(**each))[2]["Ready"].reason for each in ({}, observed)

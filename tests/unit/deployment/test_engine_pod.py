@@ -1,12 +1,9 @@
 """Engine pods: timeouts, rollout strategy, TLS, secrets and users."""
 
 import json
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from specdecode_operator.cluster.nodes import NodeFacts
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
@@ -93,7 +90,6 @@ def test_deployment_conditions_of_an_older_generation_are_ignored() -> None:
     )
 
 
-DOCUMENT = Path(__file__).parents[3] / "docs/serve/access.md"
 TLS = {"maxModelLen": 1024, "tlsSecret": {"name": "certificate"}}
 
 
@@ -158,19 +154,6 @@ def test_missing_secret_or_key_is_reported_with_its_field(said: str, field: str,
     assert blocked is not None
     assert (blocked.reason, blocked.waits) == ("WaitingForSecret", True)
     assert blocked.message.startswith(f"{said} ({field}): {fix}")
-
-
-def test_documented_inference_pool_selects_engine_pods() -> None:
-    blocks = re.findall(r"^```yaml\n(.*?)^```$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
-    bodies = [body for block in blocks for body in yaml.safe_load_all(block)]
-    by_kind = {body["kind"]: body for body in bodies if "kind" in body}
-    pool, route = by_kind["InferencePool"], by_kind["HTTPRoute"]
-    labels = render(tiny_cpu(), name="llama-70b")["Deployment"]["spec"]["template"]["metadata"]["labels"]
-    assert pool["spec"]["selector"]["matchLabels"].items() <= labels.items()
-    assert pool["spec"]["targetPorts"] == [{"number": 8000}]
-    (backend,) = route["spec"]["rules"][0]["backendRefs"]
-    assert (backend["group"], backend["kind"]) == (pool["apiVersion"].partition("/")[0], "InferencePool")
-    assert backend["name"] == pool["metadata"]["name"]
 
 
 USER = {"runAsNonRoot": True, "runAsUser": 2000}

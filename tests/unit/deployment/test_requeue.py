@@ -40,7 +40,7 @@ def test_objects_that_only_events_can_change_are_not_requeued_soon(spec: Body, p
     [
         {"readings": {"llama-1": Unreachable("busy")}},
         {"blocked": working("Forbidden", "no right")},
-        {"route_blocked": working("Forbidden", "no right")},
+        {"blocked_beside": {"HTTPRoute": working("Forbidden", "no right")}},
         {"contested": ("Service llama: spec.ports",)},
         {"pods": [rejected(0)]},
     ],

@@ -127,8 +127,11 @@ OTHER_WORDS = {
     "Gi",
     "SpecDecode",  # prefix of our kinds
     *("FallbackToLogsOnError", "Filesystem", "Memory", "PathPrefix", "RollingUpdate"),
-    # Conditions of a route.
+    # Conditions of a route or a pool, reasons of Gateways, and what both refer to.
     *("PartiallyInvalid", "ResolvedRefs"),
+    *("InvalidExtensionRef", "InvalidKind", "NoMatchingListenerHostname", "NoMatchingParent", "NotAllowedByListeners"),
+    *("NotSupportedByParent", "RefNotPermitted"),
+    *("Gateway", "InferencePool", "Service"),
     # What `/metrics` says is served.
     *("Cluster", "Namespaced"),
     # Classes of models, what the hub's library raises, and what a sentence begins with.

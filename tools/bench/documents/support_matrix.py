@@ -28,6 +28,7 @@ _LIBRARIES: Final = {
 _MONITORS: Final = "github.com/prometheus-operator/prometheus-operator"
 _KEDA: Final = "github.com/kedacore/keda/v2"
 _GATEWAY_API: Final = "sigs.k8s.io/gateway-api"
+_INFERENCE: Final = "sigs.k8s.io/gateway-api-inference-extension"
 _GITOPS_ENGINE: Final = "github.com/argoproj/gitops-engine"
 _CONFORMANCE: Final = "`tests/component/admission/test_conformance.py`"
 
@@ -101,8 +102,10 @@ def _tools() -> Iterator[_Row]:
     debian = f"{OLDEST}, or a newer one on the test machine"
     yield "Prometheus", debian, TESTED, "`tests/component/admission/test_prometheus.py`"
     yield "Prometheus operator", _pinned("prometheus-operator")[_MONITORS], CONTRACT, f"its CRDs, {_CONFORMANCE}"
-    routes = "its CRDs, without a gateway, `tests/component/operator/test_http_route.py`"
+    routes = "its CRDs, without a gateway, `tests/component/operator/test_expose.py`"
     yield "Gateway API", _pinned("gateway-api")[_GATEWAY_API], CONTRACT, routes
+    pools = "its CRDs, without an endpoint picker, `tests/component/operator/test_expose.py`"
+    yield "Gateway API Inference Extension", _pinned("inference-extension")[_INFERENCE], CONTRACT, pools
     scaling = "`tests/component/operator/test_autoscaler.py`"
     adapter = "with Prometheus and a HorizontalPodAutoscaler, `./just demo-autoscale`"
     yield "prometheus-adapter", released["prometheus-adapter"], TESTED, adapter

@@ -186,6 +186,12 @@ def gateway_api_crds(*, oldest: bool = False) -> Path:
     return golang.module_dir(module, "sigs.k8s.io/gateway-api") / "config" / "crd" / "standard"
 
 
+def inference_extension_crds(*, oldest: bool = False) -> Path:
+    """Return the folder with the CRDs of the Inference Extension; ``oldest`` has InferencePools of v1alpha2 only."""
+    module = TOOLS / ("inference-extension-oldest" if oldest else "inference-extension")
+    return golang.module_dir(module, "sigs.k8s.io/gateway-api-inference-extension") / "config" / "crd" / "bases"
+
+
 def keda_crds() -> Path:
     """Return the folder of KEDA's module that has its CRDs: nothing of it is built."""
     return golang.module_dir(TOOLS / "keda", "github.com/kedacore/keda/v2") / "config" / "crd" / "bases"

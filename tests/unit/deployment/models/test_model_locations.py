@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.deployment.desired_state import DesiredState
-from specdecode_operator.deployment.models.model_locations import claims_named
+from specdecode_operator.deployment.models.model_locations import claims_named, image_volumes_missing
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from tests.support.decisions import desired_state
 from tests.support.model_caches import cached, container, decide, jobs, said, template
@@ -104,6 +105,78 @@ def test_draft_without_a_config_is_read_from_its_own_claim() -> None:
     assert container(job)["args"] == ["folder", "--", "/models/default/chat/head"]
     volume = job["spec"]["template"]["spec"]["volumes"][0]
     assert volume == {"name": "models", "persistentVolumeClaim": {"claimName": HEAD_CLAIM, "readOnly": True}}
+
+
+IMAGE, HEAD_IMAGE = "registry.example.com/models/llama:v1", "registry.example.com/models/head:v1"
+
+
+def on_image(*, head: bool = False, config: bool = True, target: str = "pair/target", **changes: Any) -> Body:
+    spec = tiny_cpu(models={"volume": {"image": {"reference": IMAGE}}}, **changes)
+    spec["target"] = {**spec["target"], "model": target}
+    if head:
+        spec["speculation"]["draft"] |= {"model": "head", "image": {"reference": HEAD_IMAGE}}
+    for model in () if config else (spec["target"], spec["speculation"]["draft"]):
+        model.pop("config")
+    return spec
+
+
+def test_models_on_an_image_are_mounted_read_only() -> None:
+    volumes, mounts, speculative = engine_parts(on_image())
+    assert {"name": "models", "image": {"reference": IMAGE}} in volumes
+    assert {"name": "models", "mountPath": "/models", "readOnly": True} in mounts
+    assert speculative["model"].startswith("/models/")
+
+
+def test_a_draft_on_its_own_image_has_its_own_volume() -> None:
+    volumes, mounts, speculative = engine_parts(on_image(head=True))
+    assert {"name": "models", "image": {"reference": IMAGE}} in volumes
+    (volume,) = (each for each in volumes if each.get("image") == {"reference": HEAD_IMAGE})
+    (mount,) = (each for each in mounts if each["name"] == volume["name"])
+    assert speculative["model"] == f"{mount['mountPath']}/head"
+    assert mount["readOnly"] is True
+
+
+def test_models_on_images_are_read_from_them() -> None:
+    found = jobs(desired_state(parse_deployment(parent(on_image(head=True, config=False))), ()))
+    read = {container(job)["args"][-1]: job["spec"]["template"]["spec"]["volumes"][0] for job in found}
+    assert read == {
+        "/models/pair/target": {"name": "models", "image": {"reference": IMAGE}},
+        "/models/head": {"name": "models", "image": {"reference": HEAD_IMAGE}},
+    }
+    keys = {job["spec"]["template"]["metadata"]["annotations"]["specdecode.io/model-key"] for job in found}
+    assert len(keys) == 2
+
+
+def test_a_model_may_be_the_root_of_an_image() -> None:
+    spec = on_image(target=".", config=False)
+    spec["serving"] |= {"servedModelNames": ["llama"]}
+    jobs_of = jobs(desired_state(parse_deployment(parent(spec)), ()))
+    assert "/models" in {container(job)["args"][-1] for job in jobs_of}
+
+
+REJECTED = 'Deployment.apps "a" is invalid: spec.template.spec.volumes[0]: Required value: must specify a volume type'
+
+
+@pytest.mark.parametrize(
+    ("spec", "refusal", "fields"),
+    [
+        (on_image(), REJECTED, ["spec.models.volume.image"]),
+        (on_image(head=True), REJECTED, ["spec.models.volume.image", "spec.speculation.draft.image"]),
+        (on_image(), ".spec.template.spec.volumes[0].image: field not declared in schema", ["Kubernetes 1.35"]),
+        (on_image(), "exceeded quota", None),
+        (tiny_cpu(), REJECTED, None),
+    ],
+)
+def test_a_cluster_without_image_volumes_is_told_of_by_the_field(
+    spec: Body, refusal: str, fields: list[str] | None
+) -> None:
+    missing = image_volumes_missing(SpecDecodeDeploymentSpec.parse(spec), refusal)
+    if fields is None:
+        assert missing is None
+    else:
+        assert missing is not None
+        assert missing.reason == "ImageVolumesMissing"
+        assert [each for each in fields if each not in missing.message] == []
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,17 @@
-"""Write and delete the HTTPRoute of an object apart from its engines."""
+"""Write and delete the HTTPRoute and the InferencePool of an object apart from its engines."""
 
 import pytest
 
-from specdecode_operator.cluster.resources import DEPLOYMENT, HTTP_ROUTE, SERVICE, SPECDECODE_DEPLOYMENT
+from specdecode_operator.cluster.resources import DEPLOYMENT, HTTP_ROUTE, INFERENCE_POOL, SERVICE, SPECDECODE_DEPLOYMENT
 from tests.support.objects import Body, tiny_cpu
 from tests.unit.handlers.reconciler_world import World
 
 ROUTED = tiny_cpu(expose={"httpRoute": {"parentRefs": [{"name": "public"}]}})
 ROUTES = HTTP_ROUTE.qualified_plural
+POOLS = INFERENCE_POOL.qualified_plural
+POOL = {"inferencePool": {"endpointPickerRef": {"name": "epp"}}}
+POOLED = tiny_cpu(expose=ROUTED["expose"] | POOL)
+ALL = frozenset({HTTP_ROUTE.kind, INFERENCE_POOL.kind})
 
 
 @pytest.fixture
@@ -99,3 +103,86 @@ async def test_the_route_goes_with_its_field_even_if_the_spec_does_not_fit(route
     await routed.look()
     assert routed.api.names(HTTP_ROUTE) == []
     assert routed.api.names(DEPLOYMENT) == ["llama"]
+
+
+def backend(world: World) -> str:
+    """Kind of the route's backend."""
+    route = world.api.find(HTTP_ROUTE, "llama")
+    assert route is not None
+    return str(route["spec"]["rules"][0]["backendRefs"][0].get("kind", "Service"))
+
+
+async def test_pool_and_route_are_written_once(world: World) -> None:
+    world.cache.optional_kinds = ALL
+    world.add(POOLED)
+    await world.look()
+    assert world.api.names(INFERENCE_POOL, HTTP_ROUTE) == ["llama", "llama"]
+    assert world.said("Exposed")[:2] == ("Unknown", "RoutePending")
+    await world.look()
+    assert await world.look() == [], "another look changes nothing"
+
+
+async def test_a_route_leads_to_the_service_until_the_cluster_has_pools(routed: World) -> None:
+    await routed.look()
+    change(routed, POOLED)
+    await routed.look()
+    assert routed.said("Exposed")[:2] == ("Unknown", "InferencePoolMissing")
+    assert routed.said()[1] != "InferencePoolMissing"
+    assert backend(routed) == "Service"
+    assert await routed.look() == [], "nothing is written again"
+    routed.cache.optional_kinds = ALL
+    await routed.look()
+    assert routed.api.names(INFERENCE_POOL) == ["llama"]
+    assert backend(routed) == "InferencePool"
+
+
+@pytest.mark.parametrize(("status", "outcome"), [(403, ("Unknown", "Forbidden")), (422, ("False", "ChildRefused"))])
+async def test_a_refused_pool_holds_up_neither_engines_nor_the_route_to_them(
+    routed: World, status: int, outcome: tuple[str, str]
+) -> None:
+    await routed.look()
+    routed.cache.optional_kinds = ALL
+    message = f'User "operator" cannot patch resource "{POOLS}"' if status == 403 else "no"
+    routed.api.refusals[f"patch {POOLS}"] = (status, message)
+    change(routed, POOLED)
+    await routed.look()
+    assert routed.said("Exposed")[:2] == outcome
+    assert routed.said()[1] not in {"Forbidden", "ChildRefused"}
+    assert backend(routed) == "Service"
+
+
+async def test_a_pool_of_another_owner_is_left_alone_and_gets_no_route(world: World) -> None:
+    theirs = world.api.create(INFERENCE_POOL, {"metadata": {"namespace": "team", "name": "llama"}, "spec": {}})
+    world.cache.optional_kinds = ALL
+    world.add(POOLED)
+    await world.look()
+    assert world.said("Exposed")[:2] == ("False", "ChildNameConflict")
+    assert world.api.find(INFERENCE_POOL, "llama") == theirs
+    assert world.api.names(HTTP_ROUTE) == []
+
+
+async def test_the_route_leaves_the_pool_before_it_is_deleted(world: World) -> None:
+    world.cache.optional_kinds = ALL
+    world.add(POOLED)
+    await world.look()
+    huge = tiny_cpu(serving={"maxModelLen": 1024, "minConcurrency": 60_000})
+    change(world, {**huge, "expose": ROUTED["expose"]})
+    await world.look()
+    assert world.said("Planned")[1] == "DoesNotFit"
+    assert world.api.names(INFERENCE_POOL) == ["llama"], "the route still leads to it"
+    change(world, ROUTED)
+    writes = await world.look()
+    assert world.api.names(INFERENCE_POOL) == []
+    assert backend(world) == "Service"
+    written = [each for each in writes if ROUTES in each or POOLS in each]
+    assert written == [f"patch {ROUTES} llama", f"delete {POOLS} llama"]
+
+
+async def test_pool_and_route_go_with_their_fields(world: World) -> None:
+    world.cache.optional_kinds = ALL
+    world.add(POOLED)
+    await world.look()
+    change(world, tiny_cpu())
+    await world.look()
+    assert world.api.names(INFERENCE_POOL, HTTP_ROUTE) == []
+    assert world.api.names(DEPLOYMENT) == ["llama"]

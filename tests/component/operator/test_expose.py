@@ -1,4 +1,4 @@
-"""The operator writes an HTTPRoute when asked, in every state of the Gateway API, and engines never wait for it."""
+"""The operator writes routes and pools when asked, in every state of their APIs, and engines never wait for them."""
 
 import json
 from collections.abc import Iterator
@@ -20,9 +20,13 @@ from tests.support.operator_process import NAMESPACE, OperatorProcess, may, serv
 from tests.support.waiting import eventually
 
 ROUTES: Final = "httproutes.gateway.networking.k8s.io"
-EXAMPLE: Final = Path(__file__).parents[3] / "examples/qwen3-8b-route.yaml"
+POOLS: Final = "inferencepools.inference.networking.k8s.io"
+EXAMPLES: Final = Path(__file__).parents[3] / "examples"
+EXAMPLE: Final = EXAMPLES / "qwen3-8b-route.yaml"
+TWO_POOLS: Final = EXAMPLES / "qwen3-8b-two-pools.yaml"
 GATEWAY: Final = {"name": "public", "namespace": "infra", "sectionName": "https"}
 EXPOSE: Final = {"httpRoute": {"parentRefs": [GATEWAY], "hostnames": ["llm.example.com"]}}
+POOLED: Final = {**EXPOSE, "inferencePool": {"endpointPickerRef": {"name": "epp"}}}
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +71,13 @@ def install(kubectl: Kubectl, *, oldest: bool = False) -> None:
     kubectl.wait_for_crds(ROUTES)
 
 
+def install_pools(kubectl: Kubectl) -> None:
+    """Install the CRD of InferencePools."""
+    file = binaries.inference_extension_crds() / "inference.networking.k8s.io_inferencepools.yaml"
+    kubectl.must("apply", "--server-side", f"--filename={file}")
+    kubectl.wait_for_crds(POOLS)
+
+
 def apply(kubectl: Kubectl, name: str, expose: dict[str, Any] | None = EXPOSE) -> None:
     body = {"apiVersion": "specdecode.io/v1alpha1", "kind": "SpecDecodeDeployment", "metadata": {"name": name}}
     spec = tiny_cpu(**({} if expose is None else {"expose": expose}))
@@ -78,17 +89,23 @@ def names(kubectl: Kubectl, kind: str) -> list[str]:
     return [each["metadata"]["name"] for each in kubectl.objects(kind)]
 
 
-def route_of(kubectl: Kubectl, name: str) -> dict[str, Any]:
-    """Return the route of an object as soon as there is one."""
+def route_of(kubectl: Kubectl, name: str, kind: str = ROUTES) -> dict[str, Any]:
+    """Return the route or the pool of an object as soon as there is one."""
     return eventually(
-        lambda: next((each for each in kubectl.objects(ROUTES) if each["metadata"]["name"] == name), None),
-        f"there is a route {name}",
+        lambda: next((each for each in kubectl.objects(kind) if each["metadata"]["name"] == name), None),
+        f"there is one of {kind}: {name}",
     )
 
 
-def report(kubectl: Kubectl, name: str, **conditions: tuple[str, str]) -> None:
+def backend(kubectl: Kubectl, name: str) -> str:
+    """Return the kind of a route's backend."""
+    (found,) = route_of(kubectl, name)["spec"]["rules"][0]["backendRefs"]
+    return str(found["kind"])
+
+
+def report(kubectl: Kubectl, name: str, kind: str = ROUTES, **conditions: tuple[str, str]) -> None:
     """Write what a gateway controller finds: status and reason of each condition."""
-    route = kubectl.object(ROUTES, name)
+    route = kubectl.object(kind, name)
     found = [
         {
             "type": type_,
@@ -100,9 +117,10 @@ def report(kubectl: Kubectl, name: str, **conditions: tuple[str, str]) -> None:
         }
         for type_, (status, reason) in conditions.items()
     ]
-    parent = {"parentRef": GATEWAY, "controllerName": "example.com/gateway", "conditions": found}
+    gateway = {key: value for key, value in GATEWAY.items() if kind == ROUTES or key != "sectionName"}
+    parent = {"parentRef": gateway, "controllerName": "example.com/gateway", "conditions": found}
     patch = json.dumps({"status": {"parents": [parent]}})
-    kubectl.must("patch", ROUTES, name, "--subresource=status", "--type=merge", f"--patch={patch}")
+    kubectl.must("patch", kind, name, "--subresource=status", "--type=merge", f"--patch={patch}")
 
 
 def test_engines_run_without_the_gateway_api_and_the_route_follows_when_it_comes(kubectl: Kubectl) -> None:
@@ -187,3 +205,79 @@ def test_the_example_gets_its_route(routed: Kubectl) -> None:
     route = route_of(routed, EXAMPLE.stem)
     assert route["spec"]["hostnames"] == asked_for["hostnames"]
     assert route["spec"]["parentRefs"][0].items() >= asked_for["parentRefs"][0].items()
+
+
+def test_a_route_leads_to_the_service_until_the_cluster_has_pools(routed: Kubectl) -> None:
+    apply(routed, "pooled")
+    route_of(routed, "pooled")
+    apply(routed, "pooled", POOLED)
+    wait_for(routed, "pooled", "Exposed", "InferencePoolMissing")
+    assert backend(routed, "pooled") == "Service"
+
+    old = binaries.inference_extension_crds(oldest=True)  # Its pools are v1alpha2, of another group.
+    routed.must("apply", "--server-side", f"--filename={old}/inference.networking.x-k8s.io_inferencepools.yaml")
+    routed.wait_for_crds("inferencepools.inference.networking.x-k8s.io")
+    apply(routed, "pooled", {**POOLED, "httpRoute": {**EXPOSE["httpRoute"], "requestTimeoutSeconds": 90}})
+    generation = routed.object("sdd", "pooled")["metadata"]["generation"]
+    eventually(
+        lambda: routed.object("sdd", "pooled")["status"]["observedGeneration"] == generation, "the change is seen"
+    )
+    assert condition(routed, "pooled", "Exposed")[1] == "InferencePoolMissing"
+    assert backend(routed, "pooled") == "Service"
+
+    install_pools(routed)
+    pool = route_of(routed, "pooled", POOLS)
+    assert pool["spec"]["endpointPickerRef"]["name"] == "epp"
+    (owner,) = pool["metadata"]["ownerReferences"]
+    assert owner["uid"] == routed.object("sdd", "pooled")["metadata"]["uid"]
+    eventually(lambda: backend(routed, "pooled") == "InferencePool", "the route leads to the pool")
+
+
+@pytest.fixture
+def pooled(routed: Kubectl) -> Kubectl:
+    """kubectl where the Gateway API and the Inference Extension are installed."""
+    install_pools(routed)
+    return routed
+
+
+def test_what_gateways_say_of_a_pool_is_in_the_status(pooled: Kubectl) -> None:
+    apply(pooled, "told", POOLED)
+    route_of(pooled, "told", POOLS)
+    resolved, accepted = {"ResolvedRefs": ("True", "ResolvedRefs")}, {"Accepted": ("True", "Accepted")}
+    eventually(lambda: route_of(pooled, "told"), "there is a route")
+    report(pooled, "told", **accepted, **resolved)
+    wait_for(pooled, "told", "Exposed", "PoolPending")
+    report(pooled, "told", POOLS, **accepted, ResolvedRefs=("False", "InvalidExtensionRef"))
+    assert "endpointPickerRef" in wait_for(pooled, "told", "Exposed", "PoolNotResolved")
+    report(pooled, "told", POOLS, **accepted, ResolvedRefs=("False", "RefNotPermitted"))
+    eventually(lambda: "ReferenceGrant" in condition(pooled, "told", "Exposed")[2], "the fix is told")
+    report(pooled, "told", POOLS, **accepted, **resolved)
+    wait_for(pooled, "told", "Exposed", "RouteAccepted")
+
+
+def test_drift_of_a_pool_is_repaired_and_a_pool_that_is_no_longer_asked_for_goes(pooled: Kubectl) -> None:
+    apply(pooled, "stays", POOLED)
+    wanted = route_of(pooled, "stays", POOLS)["spec"]
+    change = json.dumps({"spec": {"targetPorts": [{"number": 1}], "selector": {"matchLabels": {"other": "pods"}}}})
+    pooled.must("patch", POOLS, "stays", "--type=merge", f"--patch={change}", "--field-manager=somebody")
+    eventually(lambda: pooled.object(POOLS, "stays")["spec"] == wanted, "the pool is as before")
+    pooled.must("delete", POOLS, "stays")
+    route_of(pooled, "stays", POOLS)
+
+    apply(pooled, "stays", EXPOSE)
+    eventually(lambda: "stays" not in names(pooled, POOLS), "the pool is deleted")
+    assert backend(pooled, "stays") == "Service"
+
+
+def test_two_deployments_of_the_example_share_a_hostname(pooled: Kubectl) -> None:
+    pooled.add_node("h200-1", H200)
+    pooled.must("apply", f"--filename={TWO_POOLS}")
+    chat, batch = (route_of(pooled, f"qwen3-8b-{name}") for name in ("chat", "batch"))
+    assert chat["spec"]["hostnames"] == batch["spec"]["hostnames"]
+    headers = [{match.get("headers", [{}])[0].get("name") for match in rule["matches"]}
+               for route in (chat, batch) for rule in route["spec"]["rules"]]  # fmt: skip
+    assert headers == [{None}, {"X-Traffic"}, {"X-Gateway-Model-Name"}]
+    for name in ("qwen3-8b-chat", "qwen3-8b-batch"):
+        pool = route_of(pooled, name, POOLS)
+        assert pool["spec"]["selector"]["matchLabels"]["specdecode.io/deployment"] == name
+        assert pool["spec"]["endpointPickerRef"]["name"] == f"{name}-epp"
