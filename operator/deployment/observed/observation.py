@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from types import MappingProxyType
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment_status import FiguresStatus
@@ -70,7 +69,7 @@ class Observation:
     route: Body | None = None
     pool: Body | None = None
     autoscaler: Body | None = None
-    blocked_beside: Mapping[str, Readiness] = MappingProxyType({})
+    blocked_beside: Mapping[str, Readiness] = field(default_factory=dict)
     """Why children that engines do not depend on could not be written or deleted, by kind."""
     load: ReplicaLoad | None = None  # For an autoscaler with PredictedUtilization
     contested: tuple[str, ...] = ()  # Children and fields that another writer changes again after each repair
