@@ -66,7 +66,8 @@
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch]
-# Check with a dry run that the pod of a capture is accepted before the capture borrows GPUs; no pod is created.
+# Check with a dry run that the pod of a capture is accepted before the capture borrows GPUs; detect with a dry run
+# whether image volumes are supported; no pod is created.
 - apiGroups: [""]
   resources: [pods]
   verbs: [create]
