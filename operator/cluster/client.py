@@ -342,11 +342,14 @@ class Cluster:
         # As apply does: unknown fields are rejected, and not dropped.
         return await self._send(request, body, {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"})
 
-    async def try_create(self, resource: Resource, body: Body) -> None:
-        """Create an object by a dry run with all admission; raise as a real request would, or UntriableError."""
+    async def try_create(self, resource: Resource, body: Body) -> Body:
+        """Create an object by a dry run with all admission, and return it as it would be stored.
+
+        Raises as a real request would, or UntriableError.
+        """
         request = _Request("POST", resource, body["metadata"]["namespace"])
         try:
-            await self._send(request, body, {"fieldManager": FIELD_MANAGER, "dryRun": "All"})
+            return await self._send(request, body, {"fieldManager": FIELD_MANAGER, "dryRun": "All"})
         except InvalidObjectError as error:
             if _NO_DRY_RUN in str(error):
                 raise UntriableError(str(error)) from error

@@ -108,7 +108,8 @@ OPERATOR_RIGHTS: Final = (
     Right(
         "pods",
         ("create",),
-        "check with a dry run that the pod of a capture is accepted before the capture borrows GPUs; no pod is created",
+        "check with a dry run that the pod of a capture is accepted before the capture borrows GPUs; detect with a"
+        " dry run whether image volumes are supported; no pod is created",
     ),
     Right("pods/eviction", ("create",), "restart an engine whose acceptance has decayed, if a policy allows it"),
     Right("events", ("create",), "report changes and problems as Events"),

@@ -63,6 +63,7 @@ from specdecode_operator.deployment.desired_state import DesiredState, Launch, N
 from specdecode_operator.deployment.expose import KIND_MISSING, REFUSED_HINT, leads_to, wanted_kinds
 from specdecode_operator.deployment.live_recorder import DRAFT_ENTRY, recorder_name
 from specdecode_operator.deployment.models.model_facts import CONFIG_MAP_NAME, facts_config_map
+from specdecode_operator.deployment.models.model_locations import image_fields, image_volumes_missing
 from specdecode_operator.deployment.observed.observation import Observation, rollout_of
 from specdecode_operator.deployment.parsed_deployment import ParsedDeployment
 from specdecode_operator.deployment.resource_claim import requested, template_name
@@ -204,6 +205,14 @@ def _paused_workload(desired: DesiredState, live: Iterable[Body]) -> Body | None
         return None
     running = {child["kind"]: child for child in live if child["kind"] in WORKLOAD_KINDS and not is_canary(child)}
     return None if workload["kind"] in running else next(iter(running.values()), None)
+
+
+def _pod_on_image(child: Body) -> Body | None:
+    """Return the pod template of a child if it has an image volume."""
+    spec = child.get("spec") or {}
+    template: Body = spec.get("template") or (spec.get("leaderWorkerTemplate") or {}).get("leaderTemplate") or {}
+    volumes = (template.get("spec") or {}).get("volumes") or []
+    return template if any("image" in each for each in volumes) else None
 
 
 _AT_ONCE: Final = 3
@@ -522,6 +531,7 @@ class EngineChildren(Children):
         children = objects_to_apply(desired, owned.values(), parent.kept_managers)
         others = [child for child in children if child["kind"] not in _BESIDE_ENGINES]
         beside = {child["kind"]: child for child in children if child["kind"] in _BESIDE_ENGINES}
+        await self._check_image_volumes(parent, others)
         is_all = await self.apply(others, parent.kept_managers)
         for workload, replicas in workloads_to_scale(parent, desired, owned.values()):
             if workload["spec"].get("replicas", 1) != replicas:
@@ -561,6 +571,21 @@ class EngineChildren(Children):
         used = {template_name(self.key, request) for request in requests}
         wanted = {identity(child) for child in desired.children}
         return [child for name, child in live.items() if name not in wanted and name[1] not in used]
+
+    async def _check_image_volumes(self, parent: ParsedDeployment, children: Iterable[Body]) -> None:
+        """Raise if the API server would drop the image volumes of the pods, as it does if it does not support them."""
+        fields = [] if isinstance(parent.spec, InvalidSpecError) else image_fields(parent.spec)
+        pod = next((each for child in children if (each := _pod_on_image(child))), None)
+        if not fields or pod is None:
+            return
+        metadata = {**pod["metadata"], "generateName": f"{self.key.name}-", "namespace": self.key.namespace}
+        body = {"apiVersion": POD.api_version, "kind": POD.kind, "metadata": metadata, "spec": pod["spec"]}
+        try:
+            stored = await self.cluster.try_create(POD, body)
+        except ClusterError:
+            return  # The write of the child or its controller reports the same.
+        if not any("image" in each for each in stored["spec"].get("volumes") or []):
+            raise BlockedError(image_volumes_missing(fields))
 
     async def _keep_beside(self, parent: ParsedDeployment, rendered: Mapping[str, Body]) -> None:
         """Apply the children that engines do not depend on, by kind; delete those that the spec does not ask for.

@@ -69,7 +69,7 @@ from specdecode_operator.deployment.desired_state import (
 from specdecode_operator.deployment.live_recorder import DRAFT_ENTRY, recorder_name
 from specdecode_operator.deployment.models.model_facts import believed_entries, site_facts_of
 from specdecode_operator.deployment.models.model_jobs import downloads_name, is_model_pod, read_downloads
-from specdecode_operator.deployment.models.model_locations import claims_named, image_volumes_missing
+from specdecode_operator.deployment.models.model_locations import claims_named
 from specdecode_operator.deployment.observed.crash_loop import (
     NO_CRASHES,
     CrashHistory,
@@ -108,7 +108,7 @@ from specdecode_operator.deployment.rollout.canary import (
     judge_canary,
 )
 from specdecode_operator.deployment.rollout.engine_workload import serving_pods, speculates
-from specdecode_operator.deployment.rollout.readiness import Lending, Readiness, lent_since, readiness_of
+from specdecode_operator.deployment.rollout.readiness import Lending, Readiness, lent_since
 from specdecode_operator.deployment.rollout.rollback import LastGood, last_good_name, read_last_good, render_last_good
 from specdecode_operator.deployment.rollout.rollout_gate import GateState, may_be_of_gate
 from specdecode_operator.deployment.rollout.rollout_progress import (
@@ -789,15 +789,11 @@ class Reconciler:
     async def _write(self, parent: ParsedDeployment, writing: Awaitable[object]) -> Readiness | None:
         """Write to the cluster; return what blocks this, or None."""
         hint = "; spec.podTemplate is merged into it, and the engine's container there is called engine"
-        blocked = await what_blocks(
+        return await what_blocks(
             writing,
             hint=hint if parent.raw_spec.get("podTemplate") else "",
             status_is_current=parent.status.observed_generation == parent.generation,
         )
-        if blocked is not None and not isinstance(parent.spec, InvalidSpecError):
-            missing = image_volumes_missing(parent.spec, blocked.message)
-            return blocked if missing is None else readiness_of(missing)
-        return blocked
 
     async def _observe(
         self, parent: ParsedDeployment, desired: DesiredState, last_good: LastGood | None, blocked: Readiness | None

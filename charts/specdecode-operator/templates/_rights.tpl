@@ -45,6 +45,18 @@
 - apiGroups: [gateway.networking.k8s.io]
   resources: [httproutes]
   verbs: [get, list, watch, create, patch, delete]
+# Claim the GPUs of engines, captures and trainings, if `accelerator.resourceClaim` is set.
+- apiGroups: [resource.k8s.io]
+  resources: [resourceclaimtemplates]
+  verbs: [get, list, watch, create, patch, delete]
+# Let the number of engines follow the load, if `autoscaling` is set.
+- apiGroups: [autoscaling]
+  resources: [horizontalpodautoscalers]
+  verbs: [get, list, watch, create, patch, delete]
+# Let KEDA do so, if KEDA is installed and `autoscaling.keda` is set.
+- apiGroups: [keda.sh]
+  resources: [scaledobjects]
+  verbs: [get, list, watch, create, patch, delete]
 # Let an endpoint picker choose the engine of a request, if the Gateway API Inference Extension is installed and
 # `expose.inferencePool` is set.
 - apiGroups: [inference.networking.k8s.io]
@@ -66,7 +78,8 @@
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch]
-# Check with a dry run that the pod of a capture is accepted before the capture borrows GPUs; no pod is created.
+# Check with a dry run that the pod of a capture is accepted before the capture borrows GPUs; detect with a dry run
+# whether image volumes are supported; no pod is created.
 - apiGroups: [""]
   resources: [pods]
   verbs: [create]

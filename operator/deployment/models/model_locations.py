@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -27,7 +27,6 @@ COMMIT: Final = re.compile(r"[0-9a-f]{7,64}")
 DRAFTS_PATH: Final = "/drafts"
 ADAPTERS_PATH: Final = "/adapters"
 COMPILED_PATH: Final = "/compiled"
-_NO_IMAGE_VOLUMES: Final = ("must specify a volume type", ".image: field not declared in schema")
 COMPILE_CACHE_PATH: Final = "/tmp/vllm-cache"  # noqa: S108  the pod's own
 _PROXIES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 _HUB_VARIABLES: Final = ("HF_ENDPOINT", *_PROXIES, *map(str.lower, _PROXIES))
@@ -183,19 +182,17 @@ def volume_of(source: "ModelSource") -> Body:
     return {"hostPath": {"path": source.host_path, "type": "Directory"}}
 
 
-def image_volumes_missing(spec: SpecDecodeDeploymentSpec, refusal: str) -> Blocked | None:
-    """Return that the API server does not support image volumes, if it rejected a pod of this spec for that.
-
-    An API server whose feature gate is off drops the field and finds a volume without a source
-    (pkg/apis/core/validation/validation.go, validateVolumeSource). Before 1.31, it does not know the field.
-    """
-    draft = spec.speculation.draft if spec.speculation else None
-    fields = [
-        *(["spec.models.volume.image"] if spec.models.volume and spec.models.volume.image else []),
-        *(["spec.speculation.draft.image"] if draft and draft.image else []),
+def image_fields(spec: SpecDecodeDeploymentSpec) -> list[str]:
+    """Return the fields that name an image with models."""
+    draft, volume = spec.speculation.draft if spec.speculation else None, spec.models.volume
+    return [
+        *(["spec.models.volume.image"] if volume is not None and volume.image is not None else []),
+        *([f"{DRAFT}.image"] if draft is not None and draft.image is not None else []),
     ]
-    if not fields or not any(words in refusal for words in _NO_IMAGE_VOLUMES):
-        return None
+
+
+def image_volumes_missing(fields: Sequence[str]) -> Blocked:
+    """Return that the API server does not support image volumes, which these fields need."""
     message = (
         f"{' and '.join(fields)}: the API server does not support image volumes: use Kubernetes 1.35 or newer, enable"
         " the feature gate ImageVolume (1.31 or newer), or copy the models to a claim and name it instead"
