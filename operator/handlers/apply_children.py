@@ -573,7 +573,7 @@ class EngineChildren(Children):
         return [child for name, child in live.items() if name not in wanted and name[1] not in used]
 
     async def _check_image_volumes(self, parent: ParsedDeployment, children: Iterable[Body]) -> None:
-        """Raise if the API server would drop the image volumes of the pods, as it does if it does not support them."""
+        """Raise if the API server does not support image volumes and would drop them from the pods."""
         fields = [] if isinstance(parent.spec, InvalidSpecError) else image_fields(parent.spec)
         pod = next((each for child in children if (each := _pod_on_image(child))), None)
         if not fields or pod is None:
@@ -588,7 +588,7 @@ class EngineChildren(Children):
             raise BlockedError(image_volumes_missing(fields))
 
     async def _keep_beside(self, parent: ParsedDeployment, rendered: Mapping[str, Body]) -> None:
-        """Apply the children that engines do not depend on, by kind; delete those that the spec does not ask for.
+        """Apply the children that engines do not depend on, by kind; delete those that are not in the spec.
 
         A route never refers to a missing pool: it is applied after the pool, and the pool is deleted after the route.
         """
@@ -604,9 +604,11 @@ class EngineChildren(Children):
                 self.blocked_beside[kind] = blocked
 
     async def _keep_one_beside(self, parent: ParsedDeployment, kind: str, rendered: Body | None) -> None:
-        live = self.owned().get((kind, self.key.name))
-        is_unwanted = kind not in _wanted_beside(parent) and not isinstance(parent.spec, InvalidSpecError)
-        route = self.beside(HTTP_ROUTE)
+        live, wanted = self.owned().get((kind, self.key.name)), _wanted_beside(parent)
+        is_unwanted = kind not in wanted and not isinstance(parent.spec, InvalidSpecError)
+        # A route that was just deleted may still be in the cache.
+        is_routed = HTTP_ROUTE.kind in wanted or HTTP_ROUTE.kind in self.blocked_beside
+        route = self.beside(HTTP_ROUTE) if is_routed else None
         if live is not None and is_unwanted and (route is None or not leads_to(route, live)):
             await self.delete(live)
         if rendered is None:

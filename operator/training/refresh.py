@@ -488,7 +488,7 @@ def _figures(capture: Body) -> _Figures | None:
 
 
 def _earlier(capture: Body, seen: ObservedRefresh, status: ScheduledTrainingStatus) -> list[_Figures]:
-    """Return the captures with which one is compared: those of its schedule since the last training."""
+    """Return the captures with which one is compared: its schedule's since the last training."""
     at, since = scheduled_at(capture), _time(status.trained_capture_time)
     found = []
     for each in seen.captures:

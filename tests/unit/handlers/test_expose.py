@@ -2,7 +2,14 @@
 
 import pytest
 
-from specdecode_operator.cluster.resources import DEPLOYMENT, HTTP_ROUTE, INFERENCE_POOL, SERVICE, SPECDECODE_DEPLOYMENT
+from specdecode_operator.cluster.resources import (
+    DEPLOYMENT,
+    HORIZONTAL_POD_AUTOSCALER,
+    HTTP_ROUTE,
+    INFERENCE_POOL,
+    SERVICE,
+    SPECDECODE_DEPLOYMENT,
+)
 from tests.support.objects import Body, tiny_cpu
 from tests.unit.handlers.reconciler_world import World
 
@@ -186,3 +193,34 @@ async def test_pool_and_route_go_with_their_fields(world: World) -> None:
     await world.look()
     assert world.api.names(INFERENCE_POOL, HTTP_ROUTE) == []
     assert world.api.names(DEPLOYMENT) == ["llama"]
+
+
+async def test_the_pool_stays_as_long_as_its_route_cannot_be_deleted(world: World) -> None:
+    world.cache.optional_kinds = ALL
+    world.add(POOLED)
+    await world.look()
+    world.api.refusals[f"delete {ROUTES}"] = (403, f'User "operator" cannot delete resource "{ROUTES}"')
+    change(world, tiny_cpu())
+    await world.look()
+    assert world.said("Exposed")[:2] == ("Unknown", "Forbidden")
+    assert world.api.names(INFERENCE_POOL, HTTP_ROUTE) == ["llama", "llama"]
+    world.api.refusals.clear()
+    await world.look()
+    assert world.api.names(INFERENCE_POOL, HTTP_ROUTE) == []
+
+
+async def test_the_route_goes_with_its_field_even_if_its_pool_is_refused(routed: World) -> None:
+    await routed.look()
+    change(routed, tiny_cpu(expose={"inferencePool": POOLED["expose"]["inferencePool"]}))
+    await routed.look()
+    assert routed.said("Exposed")[:2] == ("Unknown", "InferencePoolMissing")
+    assert routed.api.names(HTTP_ROUTE) == []
+
+
+async def test_a_blocked_pool_does_not_hold_the_autoscaler_up(routed: World) -> None:
+    scaled = tiny_cpu(autoscaling={"maxReplicas": 4, "metric": "RunningRequests", "target": 64})
+    change(routed, {**scaled, "expose": POOLED["expose"]})
+    await routed.look()
+    assert routed.said("Exposed")[1] == "InferencePoolMissing"
+    assert routed.said("Autoscaled")[1] == "AutoscalerPending"
+    assert routed.api.names(HORIZONTAL_POD_AUTOSCALER) == ["llama"]
