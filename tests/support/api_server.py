@@ -95,6 +95,8 @@ class ApiServer:
         """What was asked, in order, such as ``patch services llama``."""
         self.granted: frozenset[str] | None = None
         """Rights that there are; None where everything may be done."""
+        self.image_volumes = True
+        """Whether pods keep image volumes; an API server whose feature gate is off drops them."""
         self.refusals: dict[str, tuple[int, str]] = {}
         """Status and message for all requests that need a right."""
         self.barred: set[str] = set()
@@ -230,7 +232,8 @@ class ApiServer:
             self.remove(call.resource, call.name)
             return {}
         if call.verb == "create" and request.query.get("dryRun") == "All":
-            return body
+            kept = [each for each in body["spec"].get("volumes") or [] if self.image_volumes or "image" not in each]
+            return {**body, "spec": {**body["spec"], "volumes": kept}}
         if call.verb == "create":
             name = body["metadata"].get("name") or f"{body['metadata']['generateName']}{self._version}"
             if (call.resource.qualified_plural, call.namespace, name) in self._objects:

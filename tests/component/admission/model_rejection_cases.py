@@ -186,6 +186,18 @@ MODELS = {
         "spec.models.volume.image.reference",
         "add a tag (:v1) or a digest",
     ),
+    "draft's path leaves its image": Bad(
+        "speculation: {method: draft_model, numSpeculativeTokens: 3,"
+        " draft: {model: ../head, image: {reference: 'a:v1'}}}",
+        "spec.speculation.draft.model",
+        "not a path inside speculation.draft.image",
+    ),
+    "revision of a draft on an image": Bad(
+        "speculation: {method: draft_model, numSpeculativeTokens: 3,"
+        " draft: {model: head, revision: main, image: {reference: 'a:v1'}}}",
+        "spec.speculation.draft.revision",
+        "has no effect with speculation.draft.image",
+    ),
     "draft on a claim and an image": Bad(
         "speculation: {method: draft_model, numSpeculativeTokens: 3,"
         " draft: {model: head, persistentVolumeClaim: {claimName: a}, image: {reference: 'a:v1'}}}",
