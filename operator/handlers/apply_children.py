@@ -477,7 +477,7 @@ class ModelFactsFullError(BlockedError):
 
 
 def _wanted_beside(parent: ParsedDeployment) -> frozenset[str]:
-    """Return the kinds of the children that a spec asks for and engines do not depend on."""
+    """Return the kinds of the children in a spec that engines do not depend on."""
     if (autoscaling := wanted_autoscaler(parent)) is None:
         return wanted_kinds(parent)
     autoscaler = HORIZONTAL_POD_AUTOSCALER if autoscaling.keda is None else SCALED_OBJECT
@@ -486,7 +486,7 @@ def _wanted_beside(parent: ParsedDeployment) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class _InLine:
-    """Inputs of the last reconcile that had nothing to write and nothing to wait for."""
+    """Inputs of the last reconcile without writes and waits."""
 
     outcome: Outcome
     draft_order: str
