@@ -215,6 +215,7 @@ def test_guard_lists_equal_the_pod_template_validation_lists() -> None:
     wanted = [
         {"kube-system", "kube-public", "kube-node-lease"},
         {"SpecDecodeDeployment", "SpecDecodeTraining"},
+        {"horizontalpodautoscalers", "scaledobjects"},
         *accounts,
         {*SYSTEM_TAINTS},
         {f"{prefix}{each}" for prefix in ("", "CAP_") for each in CAPABILITIES},
