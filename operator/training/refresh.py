@@ -532,7 +532,7 @@ def _too_old(
     for phase, limit in limits.items():
         ended = [each for each in own if mapping(each, "status").get("phase") == phase]
         ended.sort(key=lambda each: (each["metadata"].get("creationTimestamp", ""), each["metadata"]["name"]))
-        ended = ended[: len(ended) - limit] if limit else ended
+        ended = ended[: max(0, len(ended) - limit)]
         yield from (each for each in ended if each["metadata"]["name"] not in kept)
 
 

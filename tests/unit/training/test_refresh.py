@@ -369,9 +369,9 @@ class TestBudget:
 
 
 class TestRetention:
-    def ended(self, count: int = 4, phase: str = "Complete", **seen: Any) -> list[bool]:
+    def ended(self, count: int = 4, phase: str = "Complete", *, limit: int = 2, **seen: Any) -> list[bool]:
         """Return whether each of some trainings, the oldest first, is kept."""
-        world = refreshes(100, successfulHistoryLimit=2, failedHistoryLimit=1)
+        world = refreshes(100, successfulHistoryLimit=limit, failedHistoryLimit=1)
         world.see(**seen)
         names = []
         for _ in range(count):
@@ -383,6 +383,7 @@ class TestRetention:
     def test_the_newest_trainings_are_kept(self) -> None:
         assert self.ended() == [False, False, True, True]
         assert self.ended(phase="Failed") == [False, False, False, True]
+        assert self.ended(2, limit=3) == [True, True], "fewer than the limit"
 
     def test_trainings_whose_head_is_served_or_offered_are_kept(self) -> None:
         world = refreshes(100, successfulHistoryLimit=1)
