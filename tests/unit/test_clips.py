@@ -47,7 +47,6 @@ NO_MESSAGES: Final = {
     # Numbers.
     "capture/comparison/golden_records.py: number[:9]",
     "capture/comparison/compare_arms.py: index[-9:]",
-    "training/refresh.py: ended[:max(0, len(ended) - limit)]",
     "deployment/models/checkpoint_reader.py: words[numbered][:9]",
     "cluster/observed_figures.py: ' '.join((f'{value:.4g}' for _, value in ordered if math.isfinite(value)))[:256]",
     # Input that is parsed or compared, and not shown.
