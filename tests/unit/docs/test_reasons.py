@@ -96,7 +96,7 @@ OTHER_WORDS = {
         "TooManyReplicas",
         "Fallback",
     ),
-    *("AverageValue", "Disabled", "External", "Pods"),
+    *("AverageValue", "External", "Pods"),
     # What Kubernetes says of nodes, pods and Jobs.
     *(
         "BackoffLimitExceeded",
