@@ -68,6 +68,42 @@ class ComparedLoad(ApiModel):
     """Upper end of the confidence interval of the ratio: the higher one of the same two intervals."""
 
 
+class StepCost(StrEnum):
+    """Cost of a step relative to the baseline, from method, K, precision and size of the draft."""
+
+    EQUAL = "Equal"
+    LOWER = "Lower"
+    HIGHER = "Higher"
+    UNKNOWN = "Unknown"
+
+
+class TokensPerStep(ApiModel):
+    """Tokens that a request gets from one step of the engine, on the same prompts in both arms."""
+
+    arm: Word
+    """Tokens per step of this arm, as a decimal."""
+
+    baseline: Word
+    """Tokens per step of the baseline, as a decimal."""
+
+    ratio: Word
+    """Tokens per step of this arm relative to the baseline's, as a decimal."""
+
+    low: Word | None = None
+    """Lower end of the 95 % confidence interval of the ratio. Not set with too few prompts."""
+
+    high: Word | None = None
+    """Upper end of the 95 % confidence interval of the ratio."""
+
+    requests: int
+    """Number of requests of this arm that were compared, over all repetitions."""
+
+    step_cost: StepCost
+    """Cost of a step relative to the baseline. Equal: method, K, precision and planned size of the draft are the same.
+    Lower or Higher: only the size of the draft differs. Unknown: the arms differ in another way. If it is Equal or
+    Lower, more tokens per step mean more tokens per second."""
+
+
 class ComparedArm(ApiModel):
     """Comparison of one arm with the baseline."""
 
@@ -86,6 +122,9 @@ class ComparedArm(ApiModel):
 
     acceptance_percent: int | None = None
     """Accepted share of the drafted tokens in percent. Not set if the arm drafted no tokens."""
+
+    tokens_per_step: TokensPerStep | None = None
+    """Tokens per step in both arms, which do not depend on the load of the machine. Not set unless both arms draft."""
 
     loads: list[ComparedLoad] = Field(default=[], max_length=32)
     """Load steps that could be compared, in the order of the workload."""

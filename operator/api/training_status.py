@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from pydantic import Field, StringConstraints
 
 from specdecode_operator.api.base import BOUNDED, ApiModel, Timestamp
+from specdecode_operator.api.capture_status import TokensPerStep
 from specdecode_operator.api.deployment_status import Conditions, Sentence, Word
 
 
@@ -97,6 +98,10 @@ class TrainingVerdict(ApiModel):
 
     high: Word | None = None
     """Upper end of the 95 % confidence interval of the ratio."""
+
+    tokens_per_step: TokensPerStep | None = None
+    """Tokens per step of the new head and of the current draft. They decide if goodput is inconclusive and a step with
+    the better one costs no more. Not set if the deployment does not speculate."""
 
 
 class SpecDecodeTrainingStatus(ApiModel):

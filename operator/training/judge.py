@@ -1,7 +1,10 @@
 """Render the capture that measures a new head, and read its verdict.
 
 The head is compared with the deployment's current speculation. The arms without speculation and with n-grams show
-whether any draft would look good, because the answers are repetitive.
+whether repetitive answers make any draft look good.
+
+Goodput decides. If it is inconclusive, tokens per step decide, because they do not depend on the load of the machine.
+More tokens per step are better if a step with the head costs no more than a step with the current draft.
 """
 
 from collections.abc import Iterator
@@ -13,7 +16,15 @@ from specdecode_operator.api import base
 from specdecode_operator.api import capture as capture_api
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import CaptureRun, Pattern, SpecDecodeCaptureSpec
-from specdecode_operator.api.capture_status import ArmVerdict, ComparedArm, ComparedLoad, ComparisonStatus, Outputs
+from specdecode_operator.api.capture_status import (
+    ArmVerdict,
+    ComparedArm,
+    ComparedLoad,
+    ComparisonStatus,
+    Outputs,
+    StepCost,
+    TokensPerStep,
+)
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.training import SpecDecodeTrainingSpec, TrainingRun
 from specdecode_operator.api.training_status import JudgedArm, TrainedHead, TrainingVerdict
@@ -108,10 +119,10 @@ def _holdout_path(training: Training) -> str:
 
 
 def is_forged(capture: Body, training: Training, spec: SpecDecodeTrainingSpec) -> bool:
-    """Whether a capture that names the training as its owner does not compare its head with the present draft.
+    """Whether a capture that names the training as its owner does not compare its head with the current draft.
 
-    Everyone who can create captures can write any owner. Settings that depend on the deployment are not checked,
-    because its spec may have changed since.
+    Anyone who can create captures can set any owner. Settings that depend on the deployment are not checked, because
+    its spec may have changed since.
     """
     try:
         found = SpecDecodeCaptureSpec.parse(capture["spec"], newer=True)
@@ -169,6 +180,7 @@ def better(capture: Body) -> tuple[ConditionUpdate, TrainingVerdict]:
         update={
             "arms": _judged(comparison, load),
             **{name: getattr(load, name) if load else None for name in ("ratio", "low", "high")},
+            "tokens_per_step": trained.tokens_per_step,
         }
     )
     notes = [trained.message, *_notes(trained, arms.get(NGRAM), arms.get(NONE))]
@@ -183,22 +195,43 @@ def _told(status: Any, reason: str, message: str) -> ConditionUpdate:
 def _verdict(trained: ComparedArm, load: ComparedLoad | None) -> tuple[Any, str]:
     if trained.verdict is ArmVerdict.INCORRECT:
         return FALSE, "Incorrect"
-    low, high = (_decimal(getattr(load, name, None)) for name in ("low", "high"))
-    if trained.verdict is ArmVerdict.DOES_NOT_PAY and high is not None and high < 1:
+    verdict = _excludes_one(trained.verdict, load)
+    if verdict is ArmVerdict.INCONCLUSIVE and (steps := trained.tokens_per_step) is not None:
+        verdict = _excludes_one(_by_steps(steps), steps)
+    if verdict is ArmVerdict.DOES_NOT_PAY:
         return FALSE, "NotBetter"
-    pays = trained.verdict is ArmVerdict.PAYS and low is not None and low > 1
-    if pays and trained.outputs in _SHARED_OUTPUTS:
+    if verdict is ArmVerdict.PAYS and trained.outputs in _SHARED_OUTPUTS:
         return TRUE, BETTER
     return UNKNOWN, "Inconclusive"
 
 
+def _excludes_one(verdict: ArmVerdict, interval: ComparedLoad | TokensPerStep | None) -> ArmVerdict:
+    """Return the verdict if its interval excludes 1, and Inconclusive otherwise."""
+    low, high = (_decimal(getattr(interval, name, None)) for name in ("low", "high"))
+    if verdict is ArmVerdict.DOES_NOT_PAY and high is not None and high < 1:
+        return verdict
+    return verdict if verdict is ArmVerdict.PAYS and low is not None and low > 1 else ArmVerdict.INCONCLUSIVE
+
+
+def _by_steps(steps: TokensPerStep) -> ArmVerdict:
+    ratio = _decimal(steps.ratio) or 1.0
+    if ratio > 1 and steps.step_cost in {StepCost.EQUAL, StepCost.LOWER}:
+        return ArmVerdict.PAYS
+    costs = ratio < 1 and steps.step_cost in {StepCost.EQUAL, StepCost.HIGHER}
+    return ArmVerdict.DOES_NOT_PAY if costs else ArmVerdict.INCONCLUSIVE
+
+
 def _notes(trained: ComparedArm, ngram: ComparedArm | None, none: ComparedArm | None) -> Iterator[str]:
+    if (steps := trained.tokens_per_step) is not None:
+        interval = f" (ratio {steps.ratio}, 95 %: {steps.low} to {steps.high})" if steps.low and steps.high else ""
+        cost = "" if steps.step_cost is StepCost.UNKNOWN else f" at {steps.step_cost.lower()} cost per step"
+        yield f"{steps.arm} tokens per step instead of {steps.baseline}{interval}{cost}"
     if trained.outputs not in _SHARED_OUTPUTS and trained.verdict is not ArmVerdict.INCORRECT:
-        yield "its answers could not be compared with the current answers"
+        yield f"the answers of {TRAINED} could not be compared with those of {CURRENT}"
     own = _goodput(trained)
     if own is not None and (its := _goodput(ngram)) is not None and its >= own:
         yield (
-            "arm ngram is at least as fast, so the answers may repeat themselves, and other requests may gain less: use"
+            "arm ngram is at least as fast, so the answers may be repetitive, and other requests may gain less: use"
             " method ngram"
         )
     if own is not None and (its := _goodput(none)) is not None and its >= own:

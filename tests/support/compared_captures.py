@@ -145,7 +145,7 @@ class MadeCapture:
             "config": {"max_num_seqs": 256, "async_scheduling": True, "speculative": speculative} | arm.config,
             "context": {
                 "command": ["vllm", "serve", json.dumps(speculative)],
-                "plan": {"perGpu": {"targetWeights": 16_000, "draftWeights": 800}} | arm.plan,
+                "plan": {"perGpu": {"targetWeightsBytes": 16_000, "draftWeightsBytes": 800}} | arm.plan,
             },
             "workload": self.workload,
             "seed": self.seed,

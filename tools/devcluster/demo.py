@@ -80,7 +80,7 @@ def main() -> int:
         moment = _moment(kubectl)
     except ClusterError as error:
         say(f"error: {error}")
-        say("what happened: ./just cluster-logs, and kubectl describe with the kubeconfig named above")
+        say("to find the cause, use ./just cluster-logs, and kubectl describe with the kubeconfig named above")
         return 1
     _report(kubectl, moment, answers, times)
     if report is not None:
@@ -113,7 +113,7 @@ def _complete(kubectl: Kubectl) -> list[dict[str, Any]]:
     """Send a few completions to the Service, and return what the engine answered."""
     url = f"http://{kubectl.service_address(DEPLOYMENT)}/v1/completions"
     with step(f"sending {len(_PROMPTS)} completions to {url}"):
-        return [_post(url, _request(prompt)) for prompt in _PROMPTS]
+        return [post(url, _request(prompt)) for prompt in _PROMPTS]
 
 
 def _request(prompt: str) -> dict[str, Any]:
@@ -121,7 +121,8 @@ def _request(prompt: str) -> dict[str, Any]:
     return {"model": "target", "prompt": prompt, "max_tokens": _OUTPUT_TOKENS, "temperature": 0}
 
 
-def _post(url: str, body: dict[str, Any]) -> dict[str, Any]:
+def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Send JSON to a Service on this machine, and return the answer."""
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     # The Service is on this machine: a proxy of the environment does not apply.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -9,7 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
-from specdecode_operator.api.capture_status import ArmVerdict, ComparedArm, ComparedLoad, ComparisonStatus, Outputs
+from specdecode_operator.api.capture_status import (
+    ArmVerdict,
+    ComparedArm,
+    ComparedLoad,
+    ComparisonStatus,
+    Outputs,
+    StepCost,
+    TokensPerStep,
+)
 from specdecode_operator.capture.comparison.client_requests import Pair
 from specdecode_operator.capture.comparison.comparison_file import Arm, Comparison, Load, LoadVerdict, OutputsFound
 from specdecode_operator.redaction import clip
@@ -295,6 +303,7 @@ def comparison_status(comparison: Comparison, most_bytes: int = MOST_BYTES) -> d
                 message=arm.message,
                 outputs=Outputs(arm.outputs.outputs) if arm.outputs is not None else Outputs.NOT_CHECKED,
                 acceptance_percent=_acceptance_percent(arm),
+                tokens_per_step=_tokens_per_step(arm),
                 loads=[_load_status(of_baseline[each.phase], each, found) for each, found in compared_loads(arm.loads)],
             )
             for arm in others
@@ -317,6 +326,17 @@ def comparison_status(comparison: Comparison, most_bytes: int = MOST_BYTES) -> d
 
 def _acceptance_percent(arm: Arm) -> int | None:
     return None if arm.drafting is None else round(100 * arm.drafting.acceptance)
+
+
+def _tokens_per_step(arm: Arm) -> TokensPerStep | None:
+    if (found := arm.tokens_per_step) is None:
+        return None
+    names = ("arm", "baseline", "ratio", "low", "high")
+    return TokensPerStep(
+        **{name: _decimal(getattr(found, name), 3) for name in names},
+        requests=found.requests,
+        step_cost=StepCost(found.step_cost),
+    )
 
 
 def _load_status(plain: Load, load: Load, compared: LoadVerdict) -> ComparedLoad:

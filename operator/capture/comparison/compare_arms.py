@@ -20,7 +20,7 @@ from msgspec import Meta, Struct
 from pydantic import ValidationError
 
 from specdecode_operator.api.capture import CaptureWorkload, Phase
-from specdecode_operator.api.capture_status import ArmVerdict, Outputs
+from specdecode_operator.api.capture_status import ArmVerdict, Outputs, StepCost
 from specdecode_operator.capture.comparison.arm_folders import (
     ArmFolders,
     ArmManifest,
@@ -57,6 +57,7 @@ from specdecode_operator.capture.comparison.comparison_file import (
     PerRequest,
     PrefixCache,
     Slo,
+    TokensPerStep,
 )
 from specdecode_operator.capture.files.formats import CHECKS, STEP_STATS, TRACE, Checks, GreedyAnswer, ParsingCheck
 from specdecode_operator.capture.files.publish import write_whole
@@ -66,12 +67,14 @@ from specdecode_operator.deployment.canaries import CLOSE_NATS
 from specdecode_operator.enums import METHODS_OF_BLOCKS
 from specdecode_operator.problems import printable, shown
 from specdecode_operator.stats.payoff import LARGEST_K, PayoffError, memory_bound_speed_up
-from specdecode_operator.stats.verdict import DEFAULT_LEVEL, FEWEST_STARTS
+from specdecode_operator.stats.verdict import DEFAULT_LEVEL, FEWEST_STARTS, estimate, of_sums
 from specdecode_operator.version import __version__
 
 _CONTEXTS: Final = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 _MOST_TEMPERATURES: Final = 32
 _TENTHS: Final = 10
+_GROUPS: Final = 64
+"""Groups of prompts for the interval of tokens per step; a prompt is in the same group in each arm and repetition."""
 _LONGEST_STEP_MS: Final = 10_000.0
 """A longer gap between two steps was a pause of the engine."""
 
@@ -83,6 +86,7 @@ class _Record(Struct):
 
     prompt_tokens: _Count
     output_tokens: _Count
+    request_id: Annotated[str, Meta(max_length=1024)] | None = None
     cached_tokens: _Count = 0
     itl_ms: list[float] | None = None
     itl_tokens: list[_Count] | None = None
@@ -191,6 +195,7 @@ class EngineSide:
     by_context: defaultdict[int, Chunks] = field(default_factory=lambda: defaultdict(Chunks))
     per_request: Numbers = field(default_factory=Numbers)  # acceptance of each
     tenths: list[int] = field(default_factory=lambda: [0] * _TENTHS)
+    by_prompt: list[Chunks] = field(default_factory=lambda: [Chunks() for _ in range(_GROUPS)])
     all_steps: StepSums = field(default_factory=StepSums)
     phases: defaultdict[str, StepSums] = field(default_factory=lambda: defaultdict(StepSums))
     per_position: list[int] = field(default_factory=list)
@@ -241,6 +246,10 @@ class EngineSide:
         if temperature in self.by_temperature or len(self.by_temperature) < _MOST_TEMPERATURES:
             self.by_temperature[temperature].add(chunks, tokens)
         self.by_context[bisect_right(_CONTEXTS, record.prompt_tokens)].add(chunks, tokens)
+        # Ids end with the request's index in its phase, which has the same prompt in all arms.
+        index = (record.request_id or "").rpartition("-")[2]
+        if index.isascii() and index.isdecimal():
+            self.by_prompt[int(index[-9:]) % _GROUPS].add(chunks, tokens)
         share = min(1.0, (tokens / chunks - 1) / k)
         self.per_request.add(share)
         self.tenths[min(_TENTHS - 1, int(share * _TENTHS))] += 1
@@ -396,11 +405,10 @@ def _overhead(pairs: Sequence[tuple[StepSums, StepSums]]) -> float | None:
 
 
 def _memory_bound(manifest: ArmManifest, tau: float) -> float | None:
-    speculative, plan = manifest.config.speculative, manifest.context.get("plan")
-    memory = plan.get("perGpu") if isinstance(plan, dict) else None
-    if speculative is None or not speculative.num_speculative_tokens or not isinstance(memory, dict):
+    speculative, memory = manifest.config.speculative, _planned_memory(manifest)
+    if speculative is None or not speculative.num_speculative_tokens:
         return None
-    target, draft = memory.get("targetWeights"), memory.get("draftWeights", 0)
+    target, draft = memory.get("targetWeightsBytes"), memory.get("draftWeightsBytes", 0)
     if not isinstance(target, int | float) or not isinstance(draft, int | float) or target <= 0 or draft < 0:
         return None
     if speculative.num_speculative_tokens > LARGEST_K:
@@ -410,6 +418,54 @@ def _memory_bound(manifest: ArmManifest, tau: float) -> float | None:
         return round(memory_bound_speed_up(tau, passes, draft / target), 3)
     except PayoffError:
         return None
+
+
+def tokens_per_step_of(arm: ArmSums, baseline: ArmSums, *, same_precision: bool) -> TokensPerStep | None:
+    """Return the tokens per step against the baseline's on the same prompts; None if one of the arms does not draft."""
+    both = zip(arm.engine.by_prompt, baseline.engine.by_prompt, strict=True)
+    # A group in which an arm lacks a request would compare different prompts.
+    groups = [(own, plain) for own, plain in both if own.requests and own.requests == plain.requests]
+    own, plain = (
+        of_sums([each.tokens for each in side], [each.chunks for each in side])
+        for side in ([own for own, _ in groups], [plain for _, plain in groups])
+    )
+    per_step, of_baseline = own(None), plain(None)
+    if per_step is None or of_baseline is None:
+        return None
+    found = estimate(plain, own, len(groups))
+    low, high = found.interval(1 - DEFAULT_LEVEL) if found is not None else (None, None)
+    return TokensPerStep(
+        arm=round(per_step, 4),
+        baseline=round(of_baseline, 4),
+        ratio=round(per_step / of_baseline, 4),
+        low=_rounded(low, 4),
+        high=_rounded(high, 4),
+        requests=sum(each.requests for each, _ in groups),
+        step_cost=(_step_cost(arm.manifest, baseline.manifest) if same_precision else StepCost.UNKNOWN).value,
+    )
+
+
+def _step_cost(arm: ArmManifest, baseline: ArmManifest) -> StepCost:
+    """Return how long a step takes in comparison with the baseline's, by the planned bytes of the draft's weights."""
+    found = []
+    for manifest in (arm, baseline):
+        speculative, size = manifest.config.speculative, _planned_memory(manifest).get("draftWeightsBytes")
+        if speculative is None or speculative.num_speculative_tokens is None or type(size) is not int:
+            return StepCost.UNKNOWN
+        found.append(((speculative.method, speculative.num_speculative_tokens), size))
+    (setting, size), (of_baseline, size_of_baseline) = found
+    if setting != of_baseline:
+        return StepCost.UNKNOWN
+    if size == size_of_baseline:
+        return StepCost.EQUAL
+    return StepCost.LOWER if size < size_of_baseline else StepCost.HIGHER
+
+
+def _planned_memory(manifest: ArmManifest) -> Mapping[str, Any]:
+    """Return the bytes of one GPU by their use, as the capture's deployment planned them."""
+    plan = manifest.context.get("plan")
+    memory = plan.get("perGpu") if isinstance(plan, dict) else None
+    return memory if isinstance(memory, dict) else {}
 
 
 def prefix_cache_of(arm: ArmSums, baseline: ArmSums) -> PrefixCache:
@@ -808,6 +864,7 @@ def _candidate(  # noqa: PLR0913, PLR0917  what an arm is compared with
         name,
         own,
         baseline,
+        tokens_per_step=tokens_per_step_of(own, baseline, same_precision=_other_precision(folders, name) is None),
         message=sentence(
             verdict, of_baseline, loads, outputs, crossing, DEFAULT_LEVEL, experiment.repetitions, why_none
         ),

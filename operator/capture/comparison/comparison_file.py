@@ -109,6 +109,19 @@ class Drafting(Struct, kw_only=True, frozen=True):
     per_request: PerRequest | None
 
 
+class TokensPerStep(Struct, kw_only=True, frozen=True):
+    """Tokens that a request gets from a step, on the same prompts as the baseline's, where both arms draft."""
+
+    arm: float
+    baseline: float
+    ratio: float
+    # The 95 % interval of the ratio, by a jackknife over groups of prompts; null with too few.
+    low: float | None
+    high: float | None
+    requests: int  # of this arm, over all repetitions
+    step_cost: str  # Equal, Lower, Higher or Unknown: method, K and precision are equal, and how large the draft is
+
+
 class PrefixCache(Struct, kw_only=True, frozen=True):
     """Hits of the prefix cache."""
 
@@ -180,6 +193,7 @@ class Arm(Struct, kw_only=True, frozen=True):
     loads: list[Load]
     crossover_running: float | None
     drafting: Drafting | None  # null where nothing was drafted
+    tokens_per_step: TokensPerStep | None = None  # null for the baseline, and where one of the two arms does not draft
     prefix_cache: PrefixCache | None
     kv_cache: KvCache | None
     outputs: OutputsFound | None  # null for the baseline

@@ -178,7 +178,9 @@ def summarize(
     was_ready = previous is not None and previous.observed_generation == generation
     if was_ready and previous is not None and previous.reason != REPLICAS_LOST:
         was_ready = previous.status is TRUE and previous.reason in {"Serving", "SpeculationInactive"}
-    if was_ready and not (blocked and blocked.permanent):
+    # With enough engines, the operator itself replaces them, for example by ones with a trained draft.
+    lost = rollout.available < rollout.wanted
+    if was_ready and lost and not (blocked and blocked.permanent):
         why = f": {blocked.message}" if blocked else ""
         return Readiness(FALSE, REPLICAS_LOST, f"{counts}{why}", reconciling=True)
     return _not_yet_ready(rollout)
@@ -203,7 +205,9 @@ def _not_yet_ready(rollout: Rollout) -> Readiness:
         return stalled("EngineReadyTimeout", message)
     if blocked is not None:
         return readiness_of(blocked)
-    current = min(rollout.available, rollout.updated) if rollout.settled else 0
+    # Available engines may be those of an earlier spec, which the workload's status does not tell apart.
+    earlier = rollout.replicas - rollout.updated
+    current = max(0, min(rollout.available - earlier, rollout.updated)) if rollout.settled else 0
     return working("Starting", f"{current} of {rollout.wanted} engines of this spec ready")
 
 

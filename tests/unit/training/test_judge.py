@@ -146,6 +146,41 @@ def test_head_is_better_if_its_interval_excludes_no_change_and_answers_are_equal
     assert (update.type, update.status, update.reason) == ("Better", status, reason)
 
 
+def with_steps(arm: Body, low: str, high: str, cost: str = "Equal") -> Body:
+    steps = {"arm": "3.0", "baseline": "1.5", "ratio": "2.000" if float(low) > 1 else "0.500", "low": low, "high": high}
+    return {**arm, "tokensPerStep": {**steps, "requests": 80, "stepCost": cost}}
+
+
+UNDECIDED = compared("trained", "Inconclusive", (1.5, 0.2, 9.0))
+
+
+@pytest.mark.parametrize(
+    ("trained", "status", "reason"),
+    [
+        (with_steps(UNDECIDED, "1.900", "2.100"), "True", "Better"),
+        (with_steps({**UNDECIDED, "loads": []}, "1.900", "2.100"), "True", "Better"),
+        (with_steps(UNDECIDED, "0.400", "0.600"), "False", "NotBetter"),
+        (with_steps(UNDECIDED, "0.900", "1.100"), "Unknown", "Inconclusive"),
+        (with_steps(UNDECIDED, "1.900", "2.100", "Lower"), "True", "Better"),
+        (with_steps(UNDECIDED, "1.900", "2.100", "Higher"), "Unknown", "Inconclusive"),
+        (with_steps(UNDECIDED, "1.900", "2.100", "Unknown"), "Unknown", "Inconclusive"),
+        (with_steps(UNDECIDED, "0.400", "0.600", "Higher"), "False", "NotBetter"),
+        (with_steps(UNDECIDED, "0.400", "0.600", "Lower"), "Unknown", "Inconclusive"),
+        (with_steps(UNDECIDED, "0.400", "0.600", "Unknown"), "Unknown", "Inconclusive"),
+        (with_steps({**UNDECIDED, "outputs": "NotChecked"}, "1.900", "2.100"), "Unknown", "Inconclusive"),
+        (with_steps(compared("trained", "DoesNotPay", (0.8, 0.7, 0.9)), "1.900", "2.100"), "False", "NotBetter"),
+        (with_steps(compared("trained", "Incorrect", (1.5, 1.3, 1.7)), "1.900", "2.100"), "False", "Incorrect"),
+        (with_steps(PAYS, "0.400", "0.600"), "True", "Better"),
+    ],
+)
+def test_tokens_per_step_decide_if_goodput_does_not_and_a_step_costs_no_more(
+    trained: Body, status: str, reason: str
+) -> None:
+    update, verdict = better(judged(trained))
+    assert (update.status, update.reason) == (status, reason)
+    assert verdict.tokens_per_step is not None
+
+
 def test_verdict_has_figures_of_all_arms_and_the_measured_target() -> None:
     none, ngram = compared("none", "DoesNotPay", (0.5, 0.4, 0.6)), compared("ngram", "Pays", (1.2, 1.1, 1.3))
     _, verdict = better(judged(PAYS, none, ngram))
@@ -155,7 +190,7 @@ def test_verdict_has_figures_of_all_arms_and_the_measured_target() -> None:
     assert verdict.target == target_digest(SpecDecodeDeploymentSpec.parse(asking()).target)
 
 
-@pytest.mark.parametrize(("name", "word"), [("ngram", "repeat"), ("none", "without speculation")])
+@pytest.mark.parametrize(("name", "word"), [("ngram", "repetitive"), ("none", "without speculation")])
 def test_control_that_is_as_fast_as_the_head_is_noted(name: str, word: str) -> None:
     update, _ = better(judged(PAYS, compared(name, "Pays", (1.5, 1.3, 1.7))))
     assert word in update.message

@@ -167,6 +167,59 @@ class TestFigures:
         assert of_all.acceptance == pytest.approx(drafting.acceptance, abs=0.03)
         assert drafting.by_temperature.keys() == {"not given"}
 
+    def test_tokens_per_step_of_two_drafts_are_compared_on_the_same_prompts(self, tmp_path: Path) -> None:
+        before, after = (0.4, 0.2, 0.1, 0.05), RATES
+        made = MadeCapture(arms={"old": MadeArm(rates=before), "new": MadeArm(rates=after, slower=3.0)})
+        found = compare_capture(made.make(tmp_path)).arm("new")
+        steps = found.tokens_per_step
+        assert steps is not None
+        assert found.verdict == "DoesNotPay", "because its steps are made slow, which tokens per step do not see"
+        assert steps.baseline == pytest.approx(1 + sum(before), abs=0.1)
+        assert steps.arm == pytest.approx(1 + sum(after), abs=0.15)
+        true_ratio = (1 + sum(after)) / (1 + sum(before))
+        assert (steps.low or 0) < true_ratio < (steps.high or 0)
+        assert (steps.high or 0) - (steps.low or 0) < 0.4
+        assert (steps.requests, steps.step_cost) == (2 * 64, "Equal")
+
+    @pytest.mark.parametrize(
+        ("other", "cost"),
+        [
+            (replace(SPECULATING, rates=RATES[:3]), "Unknown"),
+            (replace(SPECULATING, plan={"perGpu": {"draftWeightsBytes": 900}}), "Higher"),
+            (replace(SPECULATING, plan={"perGpu": {"draftWeightsBytes": 700}}), "Lower"),
+            (replace(SPECULATING, plan={"perGpu": {}}), "Unknown"),
+            (replace(SPECULATING, plan={"perGpu": {"draftWeightsBytes": True}}), "Unknown"),
+            (replace(SPECULATING, plan={"kvCacheDtype": "fp8"}), "Unknown"),
+        ],
+        ids=["another K", "larger", "smaller", "unknown size", "invalid size", "another precision"],
+    )
+    def test_cost_of_a_step_goes_by_the_size_of_the_draft(self, tmp_path: Path, other: MadeArm, cost: str) -> None:
+        baseline = replace(SPECULATING, plan={"kvCacheDtype": "auto"} if "kvCacheDtype" in other.plan else {})
+        made = MadeCapture(arms={"old": baseline, "new": other}, requests=16, repetitions=1)
+        steps = compare_capture(made.make(tmp_path)).arm("new").tokens_per_step
+        assert steps is not None
+        assert steps.step_cost == cost
+
+    def test_tokens_per_step_have_no_interval_with_few_prompts_and_need_two_drafts(self, tmp_path: Path) -> None:
+        made = MadeCapture(
+            arms={"old": SPECULATING, "new": SPECULATING, "none": PLAIN}, requests=5, repetitions=2, arrivals="closed:1"
+        )
+        found = compare_capture(made.make(tmp_path))
+        steps = found.arm("new").tokens_per_step
+        assert steps is not None
+        assert (steps.low, steps.high) == (None, None)
+        assert found.arm("none").tokens_per_step is None
+        assert found.arm("old").tokens_per_step is None
+
+    def test_interval_of_tokens_per_step_holds_equal_drafts_in_nineteen_of_twenty(self, tmp_path: Path) -> None:
+        made = MadeCapture(arms={"old": SPECULATING, "new": SPECULATING}, requests=64, repetitions=1)
+        found = [
+            compare_capture(replace(made, seed=seed).make(tmp_path / str(seed))).arm("new").tokens_per_step
+            for seed in range(40)
+        ]
+        held = sum((each.low or 2) <= 1 <= (each.high or 0) for each in found if each)
+        assert 35 <= held <= 39
+
     def test_speculation_overhead_is_extra_step_time_of_drafts(self, pays: Comparison) -> None:
         load = pays.arm("drafted").loads[0]
         # Four drafts of 0.3 ms, and some tokens more to verify, on 10 ms.

@@ -201,6 +201,12 @@ def test_replicas_are_lost_only_if_the_same_spec_was_serving(before: Condition, 
     assert (summarize(rollout(), DRAFTS, before, 1).reason == "ReplicasLost") is lost
 
 
+def test_engines_that_the_operator_replaces_are_not_lost() -> None:
+    """A trained draft or a policy starts other engines for the same spec, and the earlier ones serve until then."""
+    replacing = rollout(available=2, updated=1, replicas=3)
+    assert summarize(replacing, DRAFTS, ready_before(), 1) == STARTING
+
+
 def test_paused_rollout_reports_its_progress() -> None:
     message = (
         "spec.rollout.paused is true: 1 of 2 engines run this spec, 1 of 2 engines ready; set it to false to continue"
