@@ -69,7 +69,7 @@ class ComparedLoad(ApiModel):
 
 
 class StepCost(StrEnum):
-    """How long a step takes in comparison with the baseline, by method, K, precision and size of the draft."""
+    """Cost of a step relative to the baseline, from method, K, precision and size of the draft."""
 
     EQUAL = "Equal"
     LOWER = "Lower"
@@ -99,9 +99,9 @@ class TokensPerStep(ApiModel):
     """Number of requests of this arm that were compared, over all repetitions."""
 
     step_cost: StepCost
-    """Whether a step costs as much as in the baseline. Equal: method, K, precision and planned size of the draft are
-    the same. Lower and Higher: only the draft is smaller or larger. Unknown: the arms differ in another way. Unless the
-    cost is higher, more tokens per step mean more tokens per second."""
+    """Cost of a step relative to the baseline. Equal: method, K, precision and planned size of the draft are the same.
+    Lower or Higher: only the size of the draft differs. Unknown: the arms differ in another way. If it is Equal or
+    Lower, more tokens per step mean more tokens per second."""
 
 
 class ComparedArm(ApiModel):

@@ -1,6 +1,7 @@
 """The SpecDecodeTraining kind: train a draft head on captured answers, judge it, and offer it to its deployment.
 
-One object describes one run, as for a capture. The trainer is the speculators package in an image of the user.
+One object describes one run, as for a capture. The trainer is the speculators package in an image of the
+user's choice.
 """
 
 from enum import StrEnum
@@ -92,7 +93,7 @@ class Trainer(ApiModel):
     """Image with speculators, and with vLLM in the version of the deployment. See docs/serve/train-a-draft.md."""
 
     args: list[Argument] = Field(default=[], max_length=64)
-    """Additional arguments of speculators train. Arguments that the operator sets are rejected."""
+    """Additional arguments for speculators train. Arguments that the operator sets are rejected."""
 
     epochs: StrictInt = Field(default=3, ge=1, le=1000)
     """Number of passes over the rows."""
@@ -101,11 +102,12 @@ class Trainer(ApiModel):
     """Maximum learning rate, as a quoted decimal such as '1e-4'. Defaults to the default of speculators."""
 
     sequence_length: StrictInt = Field(default=2048, ge=64, le=1_048_576)
-    """Maximum length of a row in tokens. Longer rows are cut, also at serving.maxModelLen of the deployment."""
+    """Maximum length of a row in tokens. Rows longer than this, or than serving.maxModelLen of the deployment, are
+    truncated."""
 
     gpus: StrictInt | None = Field(default=None, ge=0, le=8)
     """Number of GPUs of the trainer, on one node. Defaults to the number of GPUs of one replica, which is the minimum.
-    0 is for tests: it trains on a CPU, for a deployment on CPUs."""
+    0 trains on CPUs. It is for tests, and the deployment must run on CPUs."""
 
 
 class Judgement(ApiModel):
@@ -115,7 +117,8 @@ class Judgement(ApiModel):
     """Measure the new head. If false, the condition Better stays Unknown."""
 
     num_speculative_tokens: StrictInt | None = Field(default=None, ge=1, le=32)
-    """Number of tokens that the new head proposes per step (K). Defaults to K of the deployment, or to 3 without K."""
+    """Number of tokens that the new head proposes per step (K). Defaults to K of the deployment, or to 3 if it has
+    none."""
 
     requests: StrictInt = Field(default=200, ge=10, le=100_000)
     """Number of held-out prompts to send to each engine. Fewer are sent if fewer were held out."""
@@ -144,8 +147,8 @@ class SpecDecodeTrainingSpec(ApiModel):
     """Name of the SpecDecodeDeployment, in this namespace. The head is trained for its target."""
 
     captures: list[ObjectName] = Field(default=[], max_length=16)
-    """Names of successful captures of the deployment with answers to train on. They need record.tokenIds, live captures
-    also record.promptTokenIds, and the present target, revision and precision of the deployment. Set either this or
+    """Names of the captures to train on. Each must be a successful capture of the deployment with its current target,
+    revision and precision, and with record.tokenIds. Live captures also need record.promptTokenIds. Set either this or
     dataset."""
 
     dataset: TrainingRows | None = None
@@ -185,7 +188,8 @@ class SpecDecodeTrainingSpec(ApiModel):
     one."""
 
     deadline_seconds: StrictInt = Field(default=86_400, ge=60, le=1_209_600)
-    """Time limit for each attempt in seconds, until the head is published. The measurement does not count."""
+    """Time limit for each attempt in seconds, until the head is published. The measurement is not
+    included."""
 
     backoff_limit: StrictInt = Field(default=1, ge=0, le=10)
     """Number of retries after a failed attempt. A retry continues from the newest checkpoint."""
@@ -285,8 +289,8 @@ class TrainingVerdict(ApiModel):
     """Upper end of the 95 % confidence interval of the ratio."""
 
     tokens_per_step: TokensPerStep | None = None
-    """Tokens per step of the new head and of the current draft. They decide if goodput does not, and a step costs no
-    more with the better one. Not set if the deployment does not speculate."""
+    """Tokens per step of the new head and of the current draft. They decide if goodput is inconclusive and a step with
+    the better one costs no more. Not set if the deployment does not speculate."""
 
 
 class SpecDecodeTrainingStatus(ApiModel):

@@ -58,13 +58,13 @@ class TrainerProgress(Output):
     epochs_done: int | None = None
     """Number of finished passes over the rows."""
     epochs: int | None = None
-    """Number of all passes over the rows."""
+    """Total number of passes over the rows."""
     loss: float | None = None
     """Loss of the last step."""
     validation_loss: float | None = None
     """Loss on the validation rows after the last finished pass."""
     eta_seconds: float | None = None
-    """Estimated time to the end in seconds."""
+    """Estimated remaining time in seconds."""
 
 
 class TrainingOutput(Output):
@@ -172,8 +172,8 @@ def promote_command(
 
     For example: specdecode training promote chat > patch.yaml
 
-    Exits with 0, 1 when the head was not found to be better, 2 when there is no
-    head or the cluster cannot be reached.
+    Exits with 0, 1 when the condition Better is not True, 2 when there is no head
+    or the cluster cannot be reached.
     """
     with ended(KubectlError):
         body = _training(kubectl, name)
@@ -186,7 +186,7 @@ def promote_command(
         if apply:
             options = (f"--patch={json.dumps(patch)}", "--type=merge", "--output=name")
             kubectl.within(body).text("patch", _DEPLOYMENTS, spec.deployment, *options)
-            say_line(f"deployment {spec.deployment}: the head of training {name} replaces its draft; see its status")
+            say_line(f"deployment {spec.deployment}: spec.speculation now names the head of training {name}")
         elif output is PatchFormat.JSON:
             print_json(patch)
         else:
@@ -200,7 +200,7 @@ def rollback_command(kubectl: Kubectl, *, name: _Name) -> None:
 
     Sets promote: Manual in the training. The deployment then serves a better head
     of an older training with promote: OnBetter, or the draft of its spec. If the
-    spec itself names the head, the command names the field to change.
+    spec itself names the head, the command prints the fields to change.
 
     For example: specdecode training rollback chat
 
@@ -218,7 +218,10 @@ def rollback_command(kubectl: Kubectl, *, name: _Name) -> None:
         claim = mapping(draft, "persistentVolumeClaim").get("claimName")
         if claim is not None and claim == training.status.claim:
             what = f"deployment {training.deployment_key.name}: spec.speculation.draft names claim {claim}"
-            fix = "restore the earlier draft, in Git if the deployment is there, and remove persistentVolumeClaim"
+            fix = (
+                "restore the earlier spec.speculation, in Git if the deployment is there, and remove"
+                " persistentVolumeClaim and config if the earlier draft did not have them"
+            )
             say_line(f"error: {what}: {fix}", err=True)
             raise typer.Exit(1)
 
@@ -294,7 +297,7 @@ def _trained_draft(kubectl: Kubectl, body: Body) -> Body | None:
 
 
 def _progress(kubectl: Kubectl, body: Body) -> TrainerProgress | None:
-    """Return the newest line of progress in the trainer's log, which is untrusted; None if it does not run."""
+    """Return the newest line of progress in the trainer's untrusted log; None if the trainer does not run."""
     status = mapping(body, "status")
     job = status.get("job")
     if status.get("phase") != TrainingPhase.TRAINING or not job:
@@ -405,13 +408,18 @@ def _arms(verdict: Body) -> list[str]:
     rows = [["ARM", "GOODPUT (TOKENS/S)", "ACCEPTANCE"], *([*map(_cell, row)] for row in told)]
     ratio = ""
     if verdict.get("ratio") is not None:
-        ratio = f"  goodput of trained: {verdict.get('ratio')} times the goodput of current"
-        ratio += f" (95 %: {verdict.get('low')} to {verdict.get('high')}), by capture {verdict.get('capture')}"
+        ratio = f"  goodput of trained: {verdict.get('ratio')}x that of current{_interval(verdict)}"
+        ratio += f", measured by capture {verdict.get('capture')}"
     per_step = ""
     if steps := mapping(verdict, "tokensPerStep"):
-        per_step = f"  tokens per step: {steps.get('arm')} instead of {steps.get('baseline')}, "
-        per_step += f"{steps.get('ratio')} times as many (95 %: {steps.get('low')} to {steps.get('high')})"
+        per_step = f"  tokens per step: {steps.get('arm')} with trained, {steps.get('baseline')} with current, "
+        per_step += f"{steps.get('ratio')}x{_interval(steps)}"
     return [*aligned(rows), *(printable(each) for each in (ratio, per_step) if each)]
+
+
+def _interval(estimate: Body) -> str:
+    low, high = estimate.get("low"), estimate.get("high")
+    return "" if low is None or high is None else f" (95 %: {low} to {high})"
 
 
 def _percent(value: object) -> str | None:

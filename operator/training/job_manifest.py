@@ -48,7 +48,7 @@ _GRACE_S: Final = 120
 _MORE_TOKENS: Final = 8  # room for the requested token and a drafted one after the row
 _SHM: Final = "/dev/shm"  # noqa: S108  a volume of the pod
 _TMP: Final = "/tmp"  # noqa: S108  a volume of the pod
-# Volumes of an engine that serves: its certificate, and the configuration of its log, which would reach the status.
+# Volumes that only serving needs: the certificate, and the log configuration, which writes to the termination log.
 _OF_SERVING: Final = ("tls", "engine-config")
 _VARIABLES_OF_SERVING: Final = (API_KEY_VARIABLE, LOGGING_CONFIG_VARIABLE, "SPECDECODE_TLS_CERTIFICATE")
 # Flags that the step sets itself, or that conflict with it.
@@ -203,7 +203,7 @@ def _hidden_states_engine(spec: SpecDecodeTrainingSpec, source: CapturedDeployme
     """Return the settings of the deployment's engine without speculation, for one replica and short requests."""
     facts = source.launch.facts
     settings = engine_settings(facts.spec, facts.pair, source.launch.plan.chosen.tensor)
-    # The hidden states go through the KV cache, and keep its precision.
+    # vLLM passes hidden states through the KV cache, so a quantized cache would quantize them.
     serving = settings.serving.model_copy(update={"tls_secret": None, "kv_cache_dtype": KvCacheDtype.AUTO})
     return replace(
         settings,
@@ -230,7 +230,7 @@ def _without(arguments: Sequence[str], flags: Sequence[str]) -> list[str]:
 def _sources(
     spec: SpecDecodeTrainingSpec, captures: Sequence[Body], volumes: _Volumes
 ) -> tuple[list[Body], list[Body]]:
-    """Return where `export` reads rows, and its mounts; all of them are read-only."""
+    """Return the sources from which `export` reads rows, and its read-only mounts."""
     sources, mounts = [], []
 
     def mount(volume: str, path: str) -> str:
@@ -288,9 +288,9 @@ def _engine_mounts(engine: Body, volumes: _Volumes, *, secrets: Collection[str])
 
 
 def _own_folders(training: Training, volume: str) -> list[Body]:
-    """Return the mounts of the training's folders that its trainer uses: not its head, and no other part of the claim.
+    """Return the mounts of the folders that the trainer uses, without its head and the rest of the claim.
 
-    The trainer's image could otherwise change published heads, and files that another training or a user put there.
+    Otherwise the trainer's image could change published heads, and files of other trainings or of the user.
     """
     places = Places(Path(ROOT) / training.key.namespace / training.key.name, training.uid)
 
@@ -301,7 +301,7 @@ def _own_folders(training: Training, volume: str) -> list[Body]:
 
 
 def _downloads(pod_spec: Body) -> list[Body]:
-    """Return the engine's init containers that prepare the target: not its draft, and no sidecars."""
+    """Return the engine's init containers that prepare the target, without those of the draft and sidecars."""
     return [
         dict(each)
         for each in pod_spec.get("initContainers") or []
@@ -336,7 +336,7 @@ def _starting_head(
 def _trainer_env(engine: Body) -> list[Body]:
     """Return the engine's variables without the ones for serving and from Secrets.
 
-    Home and user exist without an entry in the image.
+    Home and user are set, because the image may have no entry for the user ID.
     """
     own = {
         "HOME": _TMP,

@@ -1,6 +1,6 @@
 """Read the progress, result or failure of a training from its Job, pods and termination messages.
 
-Containers of the trainer's image are untrusted: only the JSON that our bundle writes is quoted, never a line of a log.
+Containers of the trainer's image are untrusted: the status quotes only the JSON that our bundle writes, never the log.
 """
 
 from collections.abc import Sequence

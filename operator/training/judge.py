@@ -1,10 +1,10 @@
 """Render the capture that measures a new head, and read its verdict.
 
 The head is compared with the deployment's current speculation. The arms without speculation and with n-grams show
-whether any draft would look good, because the answers are repetitive.
+whether repetitive answers make any draft look good.
 
-Goodput decides. If it does not, tokens per step decide, which are the same on a loaded machine: more of them are better
-if a step with the head costs no more than one with the current draft.
+Goodput decides. If it is inconclusive, tokens per step decide, because they do not depend on the load of the machine.
+More tokens per step are better if a step with the head costs no more than a step with the current draft.
 """
 
 from collections.abc import Iterator
@@ -108,10 +108,10 @@ def _holdout_path(training: Training) -> str:
 
 
 def is_forged(capture: Body, training: Training, spec: SpecDecodeTrainingSpec) -> bool:
-    """Whether a capture that names the training as its owner does not compare its head with the present draft.
+    """Whether a capture that names the training as its owner does not compare its head with the current draft.
 
-    Everyone who can create captures can write any owner. Settings that depend on the deployment are not checked,
-    because its spec may have changed since.
+    Anyone who can create captures can set any owner. Settings that depend on the deployment are not checked, because
+    its spec may have changed since.
     """
     try:
         found = SpecDecodeCaptureSpec.parse(capture["spec"], newer=True)
@@ -213,14 +213,14 @@ def _by_steps(steps: TokensPerStep) -> ArmVerdict:
 def _notes(trained: ComparedArm, ngram: ComparedArm | None, none: ComparedArm | None) -> Iterator[str]:
     if (steps := trained.tokens_per_step) is not None:
         interval = f" (ratio {steps.ratio}, 95 %: {steps.low} to {steps.high})" if steps.low and steps.high else ""
-        cost = "" if steps.step_cost is StepCost.UNKNOWN else f", cost of a step {steps.step_cost.lower()}"
-        yield f"tokens per step {steps.arm} instead of {steps.baseline}{interval}{cost}"
+        cost = "" if steps.step_cost is StepCost.UNKNOWN else f" at {steps.step_cost.lower()} cost per step"
+        yield f"{steps.arm} tokens per step instead of {steps.baseline}{interval}{cost}"
     if trained.outputs not in _SHARED_OUTPUTS and trained.verdict is not ArmVerdict.INCORRECT:
-        yield "its answers could not be compared with the current answers"
+        yield f"the answers of {TRAINED} could not be compared with those of {CURRENT}"
     own = _goodput(trained)
     if own is not None and (its := _goodput(ngram)) is not None and its >= own:
         yield (
-            "arm ngram is at least as fast, so the answers may repeat themselves, and other requests may gain less: use"
+            "arm ngram is at least as fast, so the answers may be repetitive, and other requests may gain less: use"
             " method ngram"
         )
     if own is not None and (its := _goodput(none)) is not None and its >= own:

@@ -32,7 +32,7 @@ class Training:
     spec: Body
     status: SpecDecodeTrainingStatus
     labels: Mapping[str, str] = field(default_factory=dict)
-    times_ahead: tuple[str, ...] = ()  # messages about future times in the status, which count as now
+    times_ahead: tuple[str, ...] = ()  # messages about future times in the status, which are treated as now
 
     @property
     def job_name(self) -> str:
@@ -46,7 +46,7 @@ class Training:
 
     @property
     def schedule_label(self) -> dict[str, str]:
-        """Always empty: no schedule creates trainings, so no retention counts their claims."""
+        """Always empty, because schedules create no trainings; their retention ignores claims of trainings."""
         return {}
 
     @property
@@ -102,7 +102,7 @@ class TrainingObservation:
 
 
 def read_training(body: Mapping[str, Any], now: datetime | None = None) -> Training:
-    """Parse an object. An unreadable status counts as empty; without ``now``, times in the future stay."""
+    """Parse an object. An unreadable status is treated as empty; without ``now``, future times are kept."""
     metadata = body["metadata"]
     raw_status, times_ahead = without_times_ahead(body.get("status") or {}, now)
     try:

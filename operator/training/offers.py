@@ -92,7 +92,7 @@ class OfferedHead:
         return f"Head of training {self.training} (claim {self.claim}, folder {self.path}, SHA-256 {self.sha256[:12]})"
 
     def is_named_by(self, status: TrainedDraftStatus) -> bool:
-        """Whether a deployment's status has this head in force."""
+        """Whether a deployment's status names this head as the one in force."""
         return (status.training, status.sha256) == (self.training, self.sha256)
 
     def applied_to(self, body: Body) -> Body:
@@ -154,7 +154,7 @@ def _checked_offer(
 
 
 def head_problem(training: Training, spec: SpecDecodeTrainingSpec, head: TrainedHead) -> str | None:
-    """Return the first problem of the head in a status, which could make engines mount another volume."""
+    """Return the first problem of the head in an untrusted status, which could make engines mount another volume."""
     kind = head.config.get("speculators_model_type")
     claim, folder = claim_of(training, spec.storage), head_folder(training.key)
     checks = (

@@ -68,7 +68,7 @@ def _head_parameters(target: ModelGeometry, spec: SpecDecodeTrainingSpec) -> int
     attention = next((each for each in target.attentions if isinstance(each, SelfAttention)), None)
     queries = attention.num_heads * attention.head_dim if attention else hidden
     keys = attention.num_kv_heads * attention.head_dim if attention else hidden
-    # A head of a target with experts only gets a dense layer of its own.
+    # If all layers of the target have experts, the head gets its own dense layer.
     width = target.widest_dense or 4 * hidden
     inputs = 2 * hidden  # embedding and hidden state side by side
     layer = inputs * (queries + 2 * keys) + queries * hidden + 3 * hidden * width
@@ -129,13 +129,13 @@ def trainer_blocked(spec: SpecDecodeTrainingSpec, source: CapturedDeployment) ->
             return None
         message = (
             f"spec.trainer.gpus: {gpus}: deployment {name} runs on CPUs, so the training does too: set it to 0, or name"
-            " a deployment on GPUs"
+            " a deployment on GPUs, in another training"
         )
         return Blocked("TrainerGPUsOnCPU", message, permanent=True)
     if gpus < chosen.gpus:
         message = (
             f"spec.trainer.gpus: {gpus}: the target needs {chosen.place} to generate hidden states: set it to"
-            f" {chosen.gpus} or more, or remove it"
+            f" {chosen.gpus} or more in another training, or remove it"
         )
         return Blocked("TrainerWithoutGPUs" if not gpus else "TooFewGPUs", message, permanent=True)
     device = find_device(chosen.product)
@@ -182,15 +182,13 @@ def _capture_blocked(where: str, capture: Capture, deployment: str) -> Iterator[
     spec = capture.spec
     if spec.get("deployment") != deployment:
         message = (
-            f"{where}: it is a capture of deployment {spec.get('deployment')}, and spec.deployment is {deployment}:"
-            " name captures of this deployment"
+            f"{where}: is a capture of deployment {spec.get('deployment')}, not of {deployment}: use captures of"
+            f" {deployment}"
         )
         yield Blocked("CaptureOfOtherDeployment", message, permanent=True)
     record = mapping(spec, "record")
     if not record.get("tokenIds"):
-        message = (
-            f"{where}: it has no answers, because record.tokenIds is false: use a capture with record.tokenIds: true"
-        )
+        message = f"{where}: has no answers, because record.tokenIds is false: use a capture with record.tokenIds: true"
         yield Blocked("NoTokenIds", message, permanent=True)
     if spec.get("source") != Source.LIVE:
         dataset = mapping(mapping(mapping(spec, "workload"), "prompts"), "dataset")
@@ -223,8 +221,11 @@ def _dataset_blocked(spec: SpecDecodeTrainingSpec, source: Body | None) -> Block
     keys = {*(source.get("data") or {}), *(source.get("binaryData") or {})}
     if dataset.path in keys:
         return None
-    held = ", ".join(sorted(keys)[:8]) or "no keys"
-    message = f"spec.dataset.path: {dataset.path}: ConfigMap {name} has {held}: add this key, or correct the path"
+    held = ", ".join(sorted(keys)[:8]) or "none"
+    message = (
+        f"spec.dataset.path: {dataset.path}: is not a key of ConfigMap {name} (keys: {held}): add this key, or correct"
+        " the path in another training"
+    )
     return Blocked("DatasetNotFound", message)
 
 
@@ -272,7 +273,7 @@ def claim_too_small(
         return None
     field = "spec.storage.persistentVolumeClaim" if spec.storage.existing_claim else "spec.storage.size"
     message = (
-        f"{field}: claim {claim_of(training, spec.storage)} has {size / _GB:.1f} GB, and the hidden states of"
+        f"{field}: claim {claim_of(training, spec.storage)} has {size / _GB:.1f} GB, and the hidden states of up to"
         f" {tokens:,} tokens need {needed / _GB:.1f} GB: use a larger claim, or lower spec.maxTokens to"
         f" {tokens * size // needed:,}"
     )

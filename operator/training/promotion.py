@@ -42,14 +42,14 @@ class Rollouts:
     desired: DesiredState
     observation: Observation
     refused: Callable[[OfferedHead], str]
-    """Returns the reason why another head cannot be planned, or an empty text."""
+    """Returns the reason why another head cannot be planned, or an empty string."""
 
     by_policy: bool = False
     """Whether a policy replaced the speculation, so that a failure is not a failure of the head."""
 
     @property
     def settled(self) -> bool:
-        """Whether the engines of the present spec serve, and no rollout runs."""
+        """Whether the engines of the current spec serve, and no rollout is in progress."""
         if self.observation.blocked is not None or not isinstance(self.desired.outcome, Launch):
             return False
         rollout = rollout_of(self.desired.outcome, self.observation)
@@ -166,7 +166,8 @@ def promoted_condition(training: Training, deployment: Body | None, trainings: S
 def _promoted(offer: OfferedHead, offers: Offers) -> ConditionUpdate:
     draft = parse_deployment(offers.body).status.trained_draft or TrainedDraftStatus()
     if offer.is_named_by(draft) and draft.reason == PROMOTED:
-        return ConditionUpdate(PROMOTED, TRUE, PROMOTED, f"The deployment has served this head since {draft.since}")
+        message = f"The deployment serves this head, in force since {draft.since}"
+        return ConditionUpdate(PROMOTED, TRUE, PROMOTED, message)
     if offer.is_named_by(draft):
         message = "The deployment is rolling out engines with this head"
         return ConditionUpdate(PROMOTED, UNKNOWN, ROLLOUT_IN_PROGRESS, message)

@@ -103,7 +103,7 @@ def write_rows(  # noqa: PLR0913  the fields of the spec
 ) -> RowCounts:
     """Write the rows of captures or of a file to a folder, and return their counts.
 
-    Without ``tokenize``, prompts that are text give pending rows, which `training.job.pending_rows` finishes.
+    Without ``tokenize``, text prompts become pending rows, which `training.job.pending_rows` completes.
 
     Raises
     ------
@@ -193,7 +193,7 @@ def compatible(name: str, manifest: Mapping[str, Any], target: Target) -> None:
 
 
 def _difference(manifest: Mapping[str, Any], target: Target) -> str | None:
-    """Return how the captured target differs."""
+    """Return how the captured target differs from the deployment's target."""
     context = mapping(manifest, "context")
     captured = mapping(context, "target")
     pairs = (
@@ -333,7 +333,7 @@ def _folders(source: CaptureSource) -> list[Path]:
 def _inside(mount: Path, path: Path, name: str) -> Path:
     if not path.resolve().is_relative_to(mount.resolve()):
         raise TrainingError(
-            "UnreadableCapture", f"{printable(name)}: path leads out of its volume: remove the symbolic link"
+            "UnreadableCapture", f"{printable(name)}: path points outside its volume: remove the symbolic link"
         )
     return path
 
@@ -348,7 +348,7 @@ def _check_counts(rows: int, held_out: int, min_rows: int, split: Split) -> None
         raise TrainingError(
             "TooFewRows",
             f"spec.holdoutPercent: {split.holdout_percent}: no prompt is held out: use more prompts or a larger share,"
-            " and export a file for spec.dataset without --holdout-percent",
+            " or export the file of spec.dataset again without --holdout-percent",
         )
 
 

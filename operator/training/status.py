@@ -26,7 +26,7 @@ class Writes(JobWrites):
     """Writes to the cluster for one training."""
 
     capture: Body | None = None  # SpecDecodeCapture that measures the head, to create
-    resumed_capture: tuple[Body, bool] | None = None  # the live one, and the new value of its spec.suspend
+    resumed_capture: tuple[Body, bool] | None = None  # the existing capture, and the new value of its spec.suspend
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Decision:
     started_at: str | None = None
     finished_at: str | None = None
     promoted: ConditionUpdate | None = None  # condition Promoted of a better head, from its deployment
-    times_ahead: tuple[str, ...] = ()  # messages about future times of pod or Job, which count as now
+    times_ahead: tuple[str, ...] = ()  # messages about future times of pod or Job, which are treated as now
 
 
 ACCEPTED = ConditionUpdate("Accepted", TRUE, "Valid", "Training is valid")

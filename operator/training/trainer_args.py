@@ -6,21 +6,21 @@ from typing import Final
 from specdecode_operator.deployment.conditions import Blocked
 from specdecode_operator.problems import shown
 
-_REMOVE: Final = "remove it; the operator sets it"
-_NO_NETWORK: Final = "remove it; the trainer runs offline, and the log of its container shows the progress"
-_CODE: Final = "remove it; code from a model's repository is never executed"
+_REMOVE: Final = "the operator sets it; remove it"
+_NO_NETWORK: Final = "the trainer runs offline, and the log of its container shows the progress; remove it"
+_CODE: Final = "code from a model's repository is never executed; remove it"
 _REJECTED: Final[Mapping[str, str]] = {
     "--config": "write the arguments into spec.trainer.args",
-    "--dump-config": "remove it; the trainer would exit",
-    "--dry-run": "remove it; the trainer would exit without training",
-    "--help": "remove it; the trainer would exit",
+    "--dump-config": "the trainer would exit; remove it",
+    "--dry-run": "the trainer would exit without training; remove it",
+    "--help": "the trainer would exit; remove it",
     "--speculator-type": "use spec.method",
     "--from-pretrained": "use spec.from",
     "--epochs": "use spec.trainer.epochs",
     "--lr": "use spec.trainer.learningRate",
     "--total-seq-len": "use spec.trainer.sequenceLength",
     "--seed": "use spec.seed",
-    "--target-layer-ids": "remove it; the operator chooses the layers whose hidden states are written",
+    "--target-layer-ids": "the operator chooses the layers whose hidden states are written; remove it",
     "--trust-remote-code": _CODE,
     "--logger": _NO_NETWORK,
     "--log-dir": _NO_NETWORK,
@@ -44,12 +44,12 @@ def arguments_blocked(args: Sequence[str]) -> Blocked | None:
             continue
         fix = "write a flag with two dashes"
         if flag.startswith("--") and flag != "--":
-            # The trainer also accepts the beginning of a flag.
+            # The trainer also accepts abbreviated flags.
             named = next((each for each in (*_REJECTED, *_SET_BY_US) if each.startswith(flag)), None)
             if named is None:
                 continue
             fix = _REJECTED.get(named, _REMOVE)
-        message = f"spec.trainer.args[{number}]: {shown(argument)}: {fix}, in another training"
+        message = f"spec.trainer.args[{number}]: {shown(argument)}: {fix} in another training"
         return Blocked("TrainerArgumentRejected", message, permanent=True)
     return None
 

@@ -80,7 +80,7 @@ def main() -> int:
         moment = _moment(kubectl)
     except ClusterError as error:
         say(f"error: {error}")
-        say("what happened: ./just cluster-logs, and kubectl describe with the kubeconfig named above")
+        say("to find the cause, use ./just cluster-logs, and kubectl describe with the kubeconfig named above")
         return 1
     _report(kubectl, moment, answers, times)
     if report is not None:

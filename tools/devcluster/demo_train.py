@@ -1,7 +1,7 @@
 """Train a draft on captured traffic, judge it and serve it, on this machine: `./just demo-train`.
 
-The model speaks two artificial languages. Its head was never trained, so it slows the engine down. A capture of
-today's traffic trains a new one, which is measured on prompts that no training saw, and served because it is better.
+The model speaks two artificial languages. Its head is untrained, so it slows the engine down. A new head is
+trained on a capture of today's traffic, measured on held-out prompts, and served if it is better.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from devcluster.install import install_operator, load_engine_image, load_operato
 
 DEPLOYMENT, CAPTURE, TRAINING = "language", "today", "today"
 _MODELS_DEADLINE_S = 180
-_TRAINING_DEADLINE_S = 3600  # a step took 50 times as long beside other work
+_TRAINING_DEADLINE_S = 3600  # on a busy machine, a step took 50 times as long
 _LOOK_S = 2.0
 _PROMPTS = 24
 _WORDS_OF_TODAY = range(514, 1024)
@@ -59,7 +59,7 @@ def main() -> int:
                 after = _serve_head(kubectl)
     except ClusterError as error:
         say(f"error: {error}")
-        say("what happened: ./just cluster-logs, and kubectl describe with the kubeconfig named above")
+        say("to find the cause, use ./just cluster-logs, and kubectl describe with the kubeconfig named above")
         return 1
     print()
     specdecode(kubectl, "training", "status", TRAINING)
@@ -88,10 +88,10 @@ def _serve(kubectl: Kubectl) -> str:
 
 
 def _acceptance(kubectl: Kubectl) -> str:
-    """Send prompts that no capture has sent; return which share of the drafted tokens the operator saw accepted."""
+    """Send prompts that no capture has sent; return the acceptance that the operator observes."""
     random = Random(_PROMPTS)
     url = f"http://{kubectl.service_address(DEPLOYMENT)}/v1/completions"
-    with step(f"sending {_PROMPTS} new prompts, and waiting until the operator has seen the engine draft"):
+    with step(f"sending {_PROMPTS} new prompts, and waiting until the condition SpeculationActive is True"):
         for _ in range(_PROMPTS):
             prompt = " ".join(f"w{random.choice(_WORDS_OF_TODAY)}" for _ in range(16))
             post(url, {"model": "target", "prompt": prompt, "max_tokens": 64, "temperature": 0, "ignore_eos": True})

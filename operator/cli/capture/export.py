@@ -87,7 +87,8 @@ def export_command(  # noqa: PLR0913  each is an option
             metavar="N",
             min=0,
             max=2**31 - 1,
-            help="Seed that chooses the held-out prompts. A training with the same seed holds out the same prompts.",
+            help="Seed that chooses the held-out prompts. A training with the same seed and share holds out the same "
+            "prompts.",
         ),
     ] = 0,
     force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,

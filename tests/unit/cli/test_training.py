@@ -104,6 +104,15 @@ class TestStatus:
         for words in ("900 to train on", "100 held out", SHA256, "0.119", "98 %, 95 %", "1.300 to 1.700", "this head"):
             assert words in out
 
+    def test_missing_interval_is_omitted(self, team: Team) -> None:
+        steps = {"arm": "3.0", "baseline": "1.5", "ratio": "2.000", "requests": 4, "stepCost": "Equal"}
+        verdict = {name: each for name, each in VERDICT.items() if name not in {"low", "high"}}
+        team.objects["specdecodetraining/chat"]["status"]["verdict"] = {**verdict, "tokensPerStep": steps}
+        _, out, _ = team.run("status", "chat")
+        assert "1.500x that of current, measured by capture chat-judge" in out
+        assert "3.0 with trained, 1.5 with current, 2.000x" in out
+        assert "95 %:" not in out
+
     def test_other_head_is_named_as_served(self, team: Team) -> None:
         team.objects["specdecodedeployment/llama"] = llama(trainedDraft={"training": "newer"})
         data = json.loads(team.run("status", "chat", "-o", "json")[1])["trainings"][0]
@@ -226,3 +235,4 @@ class TestRollback:
         code, _, error = team.run("rollback", "chat")
         assert code == 1
         assert "spec.speculation.draft" in error
+        assert "remove persistentVolumeClaim and config" in error

@@ -189,7 +189,7 @@ def test_verdict_has_figures_of_all_arms_and_the_measured_target() -> None:
     assert verdict.target == target_digest(SpecDecodeDeploymentSpec.parse(asking()).target)
 
 
-@pytest.mark.parametrize(("name", "word"), [("ngram", "repeat"), ("none", "without speculation")])
+@pytest.mark.parametrize(("name", "word"), [("ngram", "repetitive"), ("none", "without speculation")])
 def test_control_that_is_as_fast_as_the_head_is_noted(name: str, word: str) -> None:
     update, _ = better(judged(PAYS, compared(name, "Pays", (1.5, 1.3, 1.7))))
     assert word in update.message
