@@ -68,7 +68,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     DIVISOR: "a unit: write 1, or 1 with a suffix, such as 1m or 1Mi",
     TIME_ZONE: "a time zone: write its IANA name, such as Europe/Berlin",
     HOSTNAME: "a hostname: use a-z, 0-9, - and ., such as llm.example.com or *.example.com",
-    HTTP_URL: "a URL: begin with http:// or https://, without a user name, such as http://prometheus.monitoring:9090",
+    HTTP_URL: "a URL: write http:// or https:// and a host, without a user name, such as http://prometheus.monitoring:9090",
     HEADER_NAME: "a header's name: use letters, digits and -, such as X-Gateway-Model-Name",
     HEADER_VALUE: "a header's value: use printable ASCII without spaces at its ends",
 }

@@ -192,7 +192,7 @@ def _of_plan(key: Key, facts: Facts, terms: Terms, known: KnownModels) -> Iterat
                 yield Remark(Level.NOTE, PLAN_NOTE, Problem("", "", refresh.note))
             else:
                 # The plan may be for other GPUs than the cluster's.
-                yield Remark(too_large, refresh.reason, refresh.problem)
+                yield Remark(Level.ERROR if refresh.is_certain else too_large, refresh.reason, refresh.problem)
         facts = facts.at(*plan.chosen.served)
     # Warnings have a field, so `lint` can name its line in the file.
     doubts = {str(doubt): doubt for doubt in (*spec_doubts(facts.spec, facts.profile), *size_doubts(facts))}

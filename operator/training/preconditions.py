@@ -145,7 +145,8 @@ def trainer_blocked(spec: TrainingRun, source: CapturedDeployment) -> Blocked | 
     if gpus > chosen.gpus and claims_devices(source.launch.facts.spec):
         message = (
             f"spec.trainer.gpus: {gpus}: the pod claims {chosen.place} like an engine of deployment {name}"
-            f" (spec.accelerator.resourceClaim): set it to {chosen.gpus}, or remove it"
+            f" (spec.accelerator.resourceClaim): set it to {chosen.gpus} in another training,"
+            " or remove it"
         )
         return Blocked("TooManyGPUs", message, permanent=True)
     device = find_device(chosen.product)

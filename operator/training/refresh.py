@@ -250,7 +250,7 @@ class _Ledger:
         return ended.model_copy(update={"running": None, "used_gpu_seconds": spent})
 
     def _found(self, running: RunningTraining | None) -> RunningTraining | None:
-        """Return the training that runs, also one that a lost status does not have; None if there is none."""
+        """Return the training that runs, even if the status was lost; None if no training runs."""
         if running is not None and running.created_at is not None:
             return running
         for body in self.own:
@@ -345,7 +345,7 @@ class _Candidate:
         return run_name(self.seen.key, self.seen.uid, self.schedule.name, self.at, _LONGEST_NAME)
 
     def decided(self) -> ScheduledTrainingStatus:
-        """Return the status with a reservation for a training, or with the reason why there is none."""
+        """Return the status with a reservation for a training, or with the reason why no training starts."""
         obstacle = next(self._obstacles(), None)
         if obstacle is not None and obstacle.is_final:
             considered = {"last_capture_time": rfc3339(self.at), **_NOT_DECAYED}
@@ -412,7 +412,7 @@ def _next_training(
     status: ScheduledTrainingStatus,
     capture: Body | None,
 ) -> ScheduledTrainingStatus:
-    """Return the status with a reservation for a training on a capture, or with the reason why there is none."""
+    """Return the status with a reservation for a training on a capture, or with the reason why no training starts."""
     if schedule.suspend:
         return _with(status, SUSPENDED, "suspend is true: no training starts")
     at = scheduled_at(capture) if capture is not None else None
@@ -488,7 +488,7 @@ def _figures(capture: Body) -> _Figures | None:
 
 
 def _earlier(capture: Body, seen: ObservedRefresh, status: ScheduledTrainingStatus) -> list[_Figures]:
-    """Return the captures with which one is compared: its schedule's since the last training."""
+    """Return the captures with which one is compared: the earlier captures of its schedule since the last training."""
     at, since = scheduled_at(capture), _time(status.trained_capture_time)
     found = []
     for each in seen.captures:
@@ -532,7 +532,7 @@ def _too_old(
     for phase, limit in limits.items():
         ended = [each for each in own if mapping(each, "status").get("phase") == phase]
         ended.sort(key=lambda each: (each["metadata"].get("creationTimestamp", ""), each["metadata"]["name"]))
-        ended = ended[: len(ended) - limit] if limit else ended
+        ended = ended[: max(0, len(ended) - limit)]
         yield from (each for each in ended if each["metadata"]["name"] not in kept)
 
 

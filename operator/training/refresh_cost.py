@@ -66,6 +66,7 @@ class PlannedRefresh:
     note: str
     reason: str = ""  # of the problem
     problem: Problem | None = None  # why no training can ever start
+    is_certain: bool = False  # The problem is the same on other GPUs.
 
 
 def planned_refreshes(key: Key, facts: Facts, plan: Plan) -> Iterator[PlannedRefresh]:
@@ -86,4 +87,6 @@ def planned_refreshes(key: Key, facts: Facts, plan: Plan) -> Iterator[PlannedRef
         told = budget_problem(training, cost)
         problem = Problem(f"spec.{where}.gpuHoursPerMonth", str(limit), told) if told else None
         note = f"{where}: one training uses at most {cost}, of {limit} GPU hours per month"
-        yield PlannedRefresh(note, BUDGET_TOO_SMALL if told else "", problem)
+        fewest = training.template.trainer.gpus or 1
+        is_certain = cost.gpus > 0 and cost.gpu_seconds // cost.gpus * fewest > limit * HOUR_S
+        yield PlannedRefresh(note, BUDGET_TOO_SMALL if told else "", problem, is_certain)

@@ -20,6 +20,9 @@ from tests.engine.engine_versions import NEWEST
 from tests.engine.oracle_cases import MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, Case
 
 FEWEST_CLASSES = 200
+OLDER = (8 * MAX_NUM_BATCHED_TOKENS, 10)
+"""How far older versions may differ: bytes that sizing is below, for another index of each token, and percent above."""
+
 USUAL = AdapterSlots(gpu=3, host=3, rank=16)
 
 
@@ -114,24 +117,32 @@ def theirs(answer: dict[str, Any]) -> list[int]:
     return [sum(stage["by_module"].values()) + stage["table_bytes"] for stage in answer["stages"]]
 
 
-def test_adapter_memory_equals_vllm(adapter_answers: dict[Adapted, Any]) -> None:
+def differs(case: Adapted, answer: dict[str, Any], least: int, most_percent: int) -> bool:
+    """Return whether sizing is below vLLM by more than some bytes a stage, or above by more than some percent."""
+    pairs = zip(case.ours(), theirs(answer), strict=True)
+    return any(not its - least <= own <= its * (100 + most_percent) / 100 for own, its in pairs)
+
+
+def test_adapter_memory_equals_vllm(adapter_answers: dict[Adapted, Any], vllm: Vllm) -> None:
     answers = {case: adapter_answers[case] for case in EXACT}
+    least, most_percent = (0, 0) if vllm.profile.version == NEWEST else OLDER
     assert_none(f"{case}: {answer['error']}" for case, answer in answers.items() if "error" in answer)
     assert_none(
         f"{case}: {case.ours()} ours, {theirs(answer)} theirs: {answer['stages']}"
         for case, answer in answers.items()
-        if case.ours() != theirs(answer)
+        if differs(case, answer, least, most_percent)
     )
     assert [case for case in EXACT if not adapters_are_exact(case.case.geometry)] == []
 
 
-def test_adapter_memory_of_estimated_layers_is_not_below_vllm(adapter_answers: dict[Adapted, Any]) -> None:
+def test_adapter_memory_of_estimated_layers_is_not_below_vllm(adapter_answers: dict[Adapted, Any], vllm: Vllm) -> None:
     answers = {case: adapter_answers[case] for case in ESTIMATED}
+    least = 0 if vllm.profile.version == NEWEST else OLDER[0]
     assert_none(f"{case}: {answer['error']}" for case, answer in answers.items() if "error" in answer)
     assert_none(
         f"{case}: {case.ours()} ours, {theirs(answer)} theirs: {answer['stages']}"
         for case, answer in answers.items()
-        if not all(own >= its for own, its in zip(case.ours(), theirs(answer), strict=True))
+        if differs(case, answer, least, most_percent=10)
     )
 
 

@@ -145,7 +145,7 @@ class ApiClient:
             for group in self._get(root, accept=_DISCOVERY)["items"]:
                 version, name = group["versions"][0], group["metadata"].get("name")
                 prefix = f"{root}/{name}/{version['version']}/" if name else f"{root}/{version['version']}/"
-                for resource in version["resources"]:
+                for resource in version.get("resources") or []:
                     scope = "{namespaces}" if resource["scope"] == "Namespaced" else ""
                     plural, singular = resource["resource"], resource["singularResource"]
                     names = (plural, singular, f"{plural}.{name}", *resource.get("shortNames", []))

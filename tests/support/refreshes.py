@@ -138,11 +138,11 @@ class Refreshes:
         assert training is not None
         self.see(captures=[*self.captures.values()], trainings=[*self.trainings.values()])
         decision = decide_refresh(self.schedule, training, self.seen, self.status, self.now)
+        for body in decision.delete:
+            del self.trainings[body["metadata"]["name"]]
         if killed == "before the status" or decision.status is None:
             return decision
         self.events += decision.events
-        for body in decision.delete:
-            del self.trainings[body["metadata"]["name"]]
         self.status = ScheduledTrainingStatus.parse(decision.status.model_dump(mode="json", by_alias=True))
         running = reserved(self.status)
         if running is None or killed == "after the status" or running.name in self.trainings:

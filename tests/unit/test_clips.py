@@ -18,6 +18,8 @@ NO_MESSAGES: Final = {
     "deployment/attestation/attest.py: digest(pods)[:16]",
     "cli/capture/fetch.py: file.sha256[:12]",
     "training/offers.py: self.sha256[:12]",
+    "capture/recorder/head_orders.py: order.sha256[:12]",
+    "capture/recorder/head_update.py: order.sha256[:12]",
     "cli/hub.py: digest[:40]",
     "cli/hub.py: commit[:12]",
     "cli/hub.py: str(last)[:12]",
@@ -44,6 +46,7 @@ NO_MESSAGES: Final = {
     "deployment/models/checkpoint_reader.py: dtype[:16]",
     # Numbers.
     "capture/comparison/golden_records.py: number[:9]",
+    "capture/comparison/compare_arms.py: index[-9:]",
     "deployment/models/checkpoint_reader.py: words[numbered][:9]",
     "cluster/observed_figures.py: ' '.join((f'{value:.4g}' for _, value in ordered if math.isfinite(value)))[:256]",
     # Input that is parsed or compared, and not shown.
@@ -62,6 +65,8 @@ UNMASKED: Final = {
     "deployment/models/checkpoint_reader.py: text[:limit]",
     "capture/recorder/canary.py: printable[:LONGEST_REASON - 20]",
     "capture/recorder/canary.py: str(error)[:LONGEST_REASON]",
+    "capture/recorder/head_metrics.py: printable[:LONGEST_REASON]",
+    "capture/recorder/head_orders.py: reason[:LONGEST_REASON]",
 }
 """The module that masks, and scripts that run without it and keep whole words (`tests/unit/deployment/models`),
 or repeat vLLM's own error messages."""

@@ -91,7 +91,7 @@ class Figures:
     short_percent: float  # of the day with fewer ready replicas than needed
     overshoot: int  # most replicas beyond those that the last hours needed
     changes: int
-    reversals: int  # scale-downs that were taken back within an hour
+    reversals: int  # scale-downs that were reversed within an hour
 
     def rows(self) -> list[tuple[str, str]]:
         """Return names and values."""
@@ -102,7 +102,7 @@ class Figures:
             ("time with fewer ready replicas than needed", f"{self.short_percent:.0f} %"),
             ("overshoot: most replicas beyond those needed in the last 2 hours", str(self.overshoot)),
             ("changes of the number of replicas", str(self.changes)),
-            ("oscillation: scale-downs that were taken back within an hour", str(self.reversals)),
+            ("oscillation: scale-downs that were reversed within an hour", str(self.reversals)),
         ]
 
 

@@ -45,8 +45,11 @@ def test_replicas_follow_the_running_requests(scaled: Kubectl) -> None:
 
 
 def test_an_object_that_is_suspended_keeps_its_replicas(scaled: Kubectl) -> None:
-    scaled.must("patch", "sdd", NAME, "--type=merge", '--patch={"spec": {"suspend": true, "replicas": 3}}')
+    scaled.must("patch", "sdd", NAME, "--type=merge", '--patch={"spec": {"suspend": true}}')
     wait_for(scaled, NAME, "Autoscaled", "AutoscalingPaused")
+    behavior = scaled.object("horizontalpodautoscalers.autoscaling", NAME)["spec"]["behavior"]
+    assert behavior["scaleDown"]["selectPolicy"] == "Disabled"
+    scaled.must("scale", "sdd", NAME, "--replicas=3")
     eventually(lambda: not scaled.objects("pods", f"--selector=specdecode.io/deployment={NAME}"), "no engine runs")
     assert replicas(scaled) == 3
     scaled.must("patch", "sdd", NAME, "--type=merge", '--patch={"spec": {"suspend": false}}')

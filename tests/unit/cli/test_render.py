@@ -338,7 +338,7 @@ def test_training_without_a_measurement_and_with_captures_of_the_cluster(
     ("changes", "capture", "said"),
     [
         ({"deployment": "other"}, ANSWERS, "spec.deployment: other: not found in these files: add its file"),
-        ({}, {**ANSWERS, "record": {}}, "spec.captures[0]: evening: it has no answers"),
+        ({}, {**ANSWERS, "record": {}}, "spec.captures[0]: evening: has no answers"),
         ({"captures": []}, ANSWERS, "spec.captures: []: rows have one source"),
         ({"trainer": {"image": "i", "gpus": 1}}, ANSWERS, "spec.trainer.gpus: 1: the target needs"),
     ],

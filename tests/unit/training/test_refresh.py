@@ -369,9 +369,9 @@ class TestBudget:
 
 
 class TestRetention:
-    def ended(self, count: int = 4, phase: str = "Complete", **seen: Any) -> list[bool]:
+    def ended(self, count: int = 4, phase: str = "Complete", *, limit: int = 2, **seen: Any) -> list[bool]:
         """Return whether each of some trainings, the oldest first, is kept."""
-        world = refreshes(100, successfulHistoryLimit=2, failedHistoryLimit=1)
+        world = refreshes(100, successfulHistoryLimit=limit, failedHistoryLimit=1)
         world.see(**seen)
         names = []
         for _ in range(count):
@@ -383,6 +383,7 @@ class TestRetention:
     def test_the_newest_trainings_are_kept(self) -> None:
         assert self.ended() == [False, False, True, True]
         assert self.ended(phase="Failed") == [False, False, False, True]
+        assert self.ended(2, limit=3) == [True, True], "fewer than the limit"
 
     def test_trainings_whose_head_is_served_or_offered_are_kept(self) -> None:
         world = refreshes(100, successfulHistoryLimit=1)
@@ -430,11 +431,12 @@ class TestStartingHead:
 
 STEPS = st.sampled_from(
     [
-        *("capture", "reconcile", "reconcile", "start", "end", "fail", "delete", "longer", "shorter"),
-        *("killed before the status", "killed after the status", "an hour", "a day", "a week", "two weeks"),
+        *("capture", "reconcile", "start", "an hour") * 4,
+        *("end", "fail", "delete", "longer", "shorter", "killed before the status", "killed after the status"),
+        *("a day", "two weeks"),
     ]
 )
-TIMES = {"an hour": HOUR, "a day": timedelta(days=1), "a week": WEEK, "two weeks": 2 * WEEK}
+TIMES = {"an hour": HOUR, "a day": timedelta(days=1), "two weeks": 2 * WEEK}
 
 
 def take(world: Refreshes, step: str) -> None:
@@ -476,10 +478,10 @@ def pass_time(world: Refreshes, time: timedelta, active: str | None) -> None:
     world.now = until
 
 
-@given(st.lists(STEPS, max_size=60), st.sampled_from([2, 3, 5, 9]))
-@settings(max_examples=300, deadline=None)
+@given(st.lists(STEPS, min_size=40, max_size=80), st.sampled_from([3, 5, 9]))
+@settings(max_examples=200, deadline=None)
 def test_no_month_exceeds_the_limit_and_no_capture_is_trained_on_twice(steps: list[str], limit: int) -> None:
-    world = refreshes(limit)
+    world = refreshes(limit, failedHistoryLimit=0)
     for step in steps:
         take(world, step)
     for month in range(11, 25):
@@ -529,6 +531,25 @@ def test_operator_killed_before_the_end_is_written_counts_the_use_once() -> None
     world.reconcile()
     assert world.status is not None
     assert world.status.used_gpu_seconds == used > 0
+
+
+def test_ended_training_is_deleted_after_its_use_is_written() -> None:
+    world = refreshes(failedHistoryLimit=0)
+    world.capture()
+    world.reconcile()
+    name = world.running
+    assert name is not None
+    world.start(name)
+    world.reconcile()
+    world.advance(HOUR / 4)
+    world.end(name, "Failed")
+    world.advance(HOUR)
+    world.reconcile(killed="before the status")
+    world.reconcile()
+    assert world.status is not None
+    assert world.status.used_gpu_seconds == pytest.approx(GPUS * 900, abs=GPUS * 300)
+    world.reconcile()
+    assert world.trainings == {}
 
 
 def test_reservation_follows_a_change_of_the_template_before_the_training_exists() -> None:
