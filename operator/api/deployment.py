@@ -120,8 +120,8 @@ class ScheduledTraining(ApiModel):
     measurements. A training starts only if its largest possible use fits. 0 is for deployments on CPUs."""
 
     from_served_head: StrictBool = True
-    """Continue from the trained head that the deployment serves, if its kind is template.method. Without such a head,
-    and if false, template.from applies."""
+    """Continue from the trained head that the deployment serves, if its kind is template.method. Otherwise,
+    the training starts from template.from."""
 
     template: TrainingRun
     """Spec of the trainings. The schedule sets deployment and captures."""
@@ -186,7 +186,7 @@ class RunningTraining(ApiModel):
     """GPU seconds that it can use at most, with its measurement."""
 
     created_at: TimeText | None = None
-    """Creation time of the SpecDecodeTraining. Not set before the operator has found it."""
+    """Creation time of the SpecDecodeTraining. Not set until the operator has found it."""
 
 
 class ScheduledTrainingStatus(ApiModel):
@@ -209,10 +209,10 @@ class ScheduledTrainingStatus(ApiModel):
     """Scheduled time of the newest capture on which the operator has trained, or decided not to train."""
 
     trained_capture_time: TimeText | None = None
-    """Scheduled time of the capture of the newest training. Only captures from then on are compared."""
+    """Scheduled time of the capture of the newest training. Earlier captures are not compared."""
 
     decayed: Annotated[str, StringConstraints(max_length=1024), AfterValidator(printable)] | None = None
-    """Decline of acceptance that the operator has found since lastCaptureTime, in the engines that serve."""
+    """Decline of acceptance that the operator has found in the serving engines since lastCaptureTime."""
 
     decayed_engine: Annotated[str, StringConstraints(max_length=64)] | None = None
     """Internal: digest of the spec of the engines in which it was found."""
@@ -553,7 +553,7 @@ class ResourceClaim(ApiModel):
 
     count: StrictInt | None = Field(default=None, ge=1, le=32)
     """Number of devices per pod: all GPUs of a replica (tensor x pipeline x data), or an equal share on each of several
-    nodes. Derived from the plan if left out, which is recommended."""
+    nodes. If not set, it follows from the plan, which is recommended."""
 
 
 class Accelerator(ApiModel):
@@ -577,8 +577,8 @@ class Accelerator(ApiModel):
 
     resource_claim: ResourceClaim | None = None
     """Claim GPUs through Dynamic Resource Allocation (Kubernetes 1.34 or newer, with a DRA driver) instead of
-    nvidia.com/gpu of the device plugin. The plan reads the GPUs from the ResourceSlices of the driver. Products then
-    limits the products of the devices; it is only needed if there are no ResourceSlices."""
+    nvidia.com/gpu of the device plugin. The plan reads the GPUs from the ResourceSlices of the driver. The field
+    products then limits the products of the devices; it is only needed if there are no ResourceSlices."""
 
     cpu_cores: StrictInt | None = Field(default=None, ge=1, le=1024)
     """Number of CPU cores per replica, for type CPU."""
@@ -891,7 +891,7 @@ class RouteMatch(ApiModel):
     """Condition on the requests that a route takes."""
 
     headers: list[HeaderMatch] = Field(min_length=1, max_length=16, json_schema_extra=map_by("name"))
-    """Headers that a request must have, all of them."""
+    """Headers that a request must have. All of them must match."""
 
 
 class HttpRoute(ApiModel):
@@ -904,8 +904,8 @@ class HttpRoute(ApiModel):
     """Hostnames that the route serves. If empty, it serves all hostnames of the listeners."""
 
     matches: list[RouteMatch] = Field(default=[], max_length=8)
-    """Take only requests that meet at least one of these conditions. Gateways prefer a route with more matching headers
-    if several routes have the same hostname. If empty, the route takes all requests."""
+    """Take only requests that meet at least one of these conditions. If several routes have the same hostname, Gateways
+    prefer the one with more matching headers. If empty, the route takes all requests."""
 
     request_timeout_seconds: StrictInt = Field(default=0, ge=0, le=86_400)
     """Time in seconds after which the gateway ends a request. 0 sets no limit, because a long answer can take minutes
@@ -948,8 +948,8 @@ class Expose(ApiModel):
     checks. If not set, no route is created."""
 
     inference_pool: InferencePool | None = None
-    """Create an InferencePool with the name of this object. The HTTPRoute then leads to it instead of the Service. If
-    not set, no pool is created."""
+    """Create an InferencePool with the name of this object. The HTTPRoute then forwards to it instead of the Service.
+    If not set, no pool is created."""
 
 
 class Keda(ApiModel):
@@ -968,7 +968,7 @@ class Keda(ApiModel):
 
 
 class Autoscaling(ApiModel):
-    """Number of engine replicas by load, through a HorizontalPodAutoscaler or KEDA."""
+    """Autoscaler that sets the number of engine replicas by load: a HorizontalPodAutoscaler or KEDA."""
 
     min_replicas: StrictInt = Field(default=1, ge=0, le=1000)
     """Minimum number of replicas. 0 requires keda.wakeUpQuery."""
@@ -1017,7 +1017,7 @@ class SpecDecodeDeploymentSpec(ApiModel):
     """LoRA adapters of the target. The draft is not adapted, so acceptance is usually lower for their requests."""
 
     adapter_slots: AdapterSlots | None = None
-    """Memory that engines reserve for adapters. If not set, enough for all adapters at once."""
+    """Memory that engines reserve for adapters. If not set, there is enough for all adapters at once."""
 
     parallelism: Parallelism = Parallelism()
     """Parallelism of one replica: how the model is split across GPUs."""

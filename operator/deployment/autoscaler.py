@@ -36,7 +36,7 @@ POD_METRICS: Final[Mapping[AutoscalingMetric, str]] = {
 """Series of each engine that a metric averages."""
 
 LOAD_METRIC: Final = "specdecode_load_replicas"
-"""Series of the operator: the number of replicas that the present requests would keep at their capacity."""
+"""Series of the operator: number of replicas that the current requests would use to capacity."""
 
 CAPACITY_METRIC: Final = "specdecode_replica_capacity_requests"
 """Series of the operator: the capacity of one replica in requests."""
@@ -45,18 +45,18 @@ _PERCENTAGES: Final = (AutoscalingMetric.KV_CACHE_USAGE, AutoscalingMetric.PREDI
 _NEVER: Final = "1000000000"
 _PAUSED_ANNOTATION: Final = "autoscaling.keda.sh/paused"
 _NO_METRICS_FIX: Final = (
-    "engines keep serving, and replicas stays; check the metrics adapter, its rules and Prometheus (documentation:"
-    ' "Scale engines by hand or automatically")'
+    "engines keep serving, and spec.replicas does not change; check the metrics adapter, its rules and Prometheus"
+    ' (documentation: "Scale engines by hand or automatically")'
 )
 
 
 def wanted_autoscaler(parent: ParsedDeployment) -> Autoscaling | None:
-    """Return the autoscaler of a spec; None without one, or if the spec is invalid."""
+    """Return the autoscaler of a spec; None if it has none or is invalid."""
     return None if isinstance(parent.spec, InvalidSpecError) else parent.spec.autoscaling
 
 
 def load_labels(key: Key) -> dict[str, str]:
-    """Return the labels of an object's series of the operator. Prometheus sets `namespace` to the operator's."""
+    """Return the labels of an object's series. Prometheus sets the label `namespace` to the operator's namespace."""
     return {"deployment_namespace": key.namespace, "deployment": key.name}
 
 
@@ -87,7 +87,7 @@ def _behavior(autoscaling: Autoscaling, *, frozen: bool) -> Body:
 
 
 def _quantity(autoscaling: Autoscaling) -> str:
-    """Return the target as a quantity of Kubernetes."""
+    """Return the target as a Kubernetes quantity."""
     return f"{autoscaling.target * 10}m" if autoscaling.metric in _PERCENTAGES else str(autoscaling.target)
 
 
@@ -95,13 +95,13 @@ def _metric(key: Key, autoscaling: Autoscaling) -> Body:
     target = {"type": "AverageValue", "averageValue": _quantity(autoscaling)}
     if series := POD_METRICS.get(autoscaling.metric):
         return {"type": "Pods", "pods": {"metric": {"name": adapter_name(series)}, "target": target}}
-    # A total, not a mean of the engines: the mean of a moment ago is wrong for the replicas that were added since.
+    # Use the total: a mean over the engines becomes wrong when a replica is added.
     metric = {"name": LOAD_METRIC, "selector": {"matchLabels": load_labels(key)}}
     return {"type": "External", "external": {"metric": metric, "target": target}}
 
 
 def adapter_name(series: str) -> str:
-    """Return the name under which our rules for prometheus-adapter serve a series; it forms a path of the API."""
+    """Return the name of a series in our rules for prometheus-adapter; it is part of an API path."""
     return series.replace(":", "_")
 
 
@@ -160,7 +160,7 @@ def autoscaled_condition(
     if wanted is None and live is None:
         return []
     if why := _why_frozen(parent, wanted):
-        return [ConditionUpdate(AUTOSCALED, FALSE, "AutoscalingPaused", f"{why}; replicas stays as it is")]
+        return [ConditionUpdate(AUTOSCALED, FALSE, "AutoscalingPaused", f"{why}; the autoscaler does not scale")]
     if live is None:
         message = f"The autoscaler {parent.key.name} is created together with the engines"
         return [ConditionUpdate(AUTOSCALED, UNKNOWN, "AutoscalerPending", message)]
@@ -168,7 +168,7 @@ def autoscaled_condition(
     predicts = wanted is not None and wanted.metric is AutoscalingMetric.PREDICTED_UTILIZATION
     if predicts and load is not None:
         if load.capacity is None:
-            message = f"The capacity of a replica is unknown, so replicas stays as it is: {load.message}"
+            message = f"The capacity of a replica is unknown, so spec.replicas does not change: {load.message}"
             return [ConditionUpdate(AUTOSCALED, FALSE, "CapacityUnknown", message)]
         found = replace(found, message=f"{found.message}. {load.message}")
     if parent.replicas_applied_by and found.status is TRUE:
@@ -186,7 +186,7 @@ def _why_frozen(parent: ParsedDeployment, autoscaling: Autoscaling | None) -> st
         return "spec.suspend is true"
     from_zero = autoscaling is not None and autoscaling.min_replicas == 0
     if parent.raw_spec.get("replicas") == 0 and not from_zero:
-        return "spec.replicas is 0, from which autoscaling.minReplicas does not scale up; set spec.replicas to start"
+        return "spec.replicas is 0, and only autoscaling.minReplicas 0 can scale up from it; set it to 1 or more"
     return ""
 
 

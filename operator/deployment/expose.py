@@ -44,7 +44,7 @@ KIND_MISSING: Final = {
         " serving",
     ),
 }
-"""Why the engines are not exposed if the cluster lacks a kind."""
+"""Reason and message of the condition if the cluster lacks a kind."""
 
 REFUSED_HINT: Final = (
     "; routes need the Gateway API 1.2 or newer, pools the Gateway API Inference Extension 1.0 or newer"
@@ -59,7 +59,7 @@ _FIXES: Final = {
     "NotSupportedByParent": "use a gateway that supports InferencePools, or remove expose.inferencePool",
     "RefNotPermitted": "allow the reference from namespace {namespace} with a ReferenceGrant in the other namespace",
 }
-"""Fix by the reason that a gateway controller gives.
+"""Fix for each reason of a gateway controller.
 
 https://gateway-api.sigs.k8s.io/reference/spec/ and
 https://gateway-api-inference-extension.sigs.k8s.io/reference/spec/
@@ -68,7 +68,7 @@ https://gateway-api-inference-extension.sigs.k8s.io/reference/spec/
 
 @dataclass(frozen=True)
 class _Reasons:
-    """Our reasons for one kind."""
+    """Reasons of the condition for one kind."""
 
     pending: str
     accepted: str
@@ -147,7 +147,7 @@ def _route_spec(route: HttpRoute, backend: Mapping[str, Any]) -> Body:
 def exposed_condition(
     parent: ParsedDeployment, route: Body | None, pool: Body | None, blocked: Readiness | None
 ) -> list[ConditionUpdate]:
-    """Return the condition Exposed of an object; empty if nothing exposes its engines and nothing should.
+    """Return the condition Exposed of an object; empty without a route and a pool in the cluster and in the spec.
 
     ``route`` and ``pool`` are the live children, and ``blocked`` is why one could not be written.
     """
@@ -164,7 +164,7 @@ def exposed_condition(
             return [ConditionUpdate(EXPOSED, status, reasons[0], message)]
     if not (kinds := wanted_kinds(parent)):
         return []
-    message = f"{' and '.join(sorted(kinds))} {parent.key.name}: created together with the engines"
+    message = f"{' and '.join(sorted(kinds))} {parent.key.name}: will be created together with the engines"
     return [ConditionUpdate(EXPOSED, UNKNOWN, (_ROUTE if HTTP_ROUTE.kind in kinds else _POOL).pending, message)]
 
 
@@ -182,7 +182,7 @@ def _route_findings(route: Body) -> Iterator[_Finding]:
 
 
 def _pool_findings(pool: Body, route: Body | None) -> Iterator[_Finding]:
-    """Yield what each Gateway reports about a pool: those of its route, or those that list it in its status."""
+    """Yield what each Gateway of a pool reports: the Gateways of its route, or else those in the status of the pool."""
     namespace = pool["metadata"]["namespace"]
     reports = [(_gateway(mapping(each, "parentRef"), namespace), each) for each in _parents(pool)]
     if route is not None and leads_to(route, pool):
@@ -191,7 +191,7 @@ def _pool_findings(pool: Body, route: Body | None) -> Iterator[_Finding]:
         gateways = [gateway for gateway, _ in reports]
     name = f"InferencePool {pool['metadata']['name']}"
     if not gateways:
-        yield UNKNOWN, _POOL.pending, f"{name}: no Gateway uses it yet; an HTTPRoute must have it as its backend"
+        yield UNKNOWN, _POOL.pending, f"{name}: no Gateway uses it yet; check that an HTTPRoute has it as a backend"
     for gateway in dict.fromkeys(gateways):
         found = [report for each, report in reports if each == gateway]
         yield _reported(pool, found, _POOL, f"Gateway {gateway[0]}/{gateway[1]}, {name}")

@@ -26,8 +26,8 @@ from specdecode_operator.vllm.versions import release
 OLDEST: Final = (0, 32)
 """First vLLM version in which updates without a restart were tested."""
 TIME_PER_ENGINE_S: Final = 900.0
-"""Time in which one engine must report. The kubelet needs up to two minutes to show an order to a pod; the rest is for
-reading the head."""
+"""Time in which one engine must report. The kubelet needs up to two minutes to update the file in a pod; the rest is
+for reading the head."""
 _MADE_HOW: Final = ("_name_or_path", "transformers_version", "speculators_version")
 """Keys of a head's config.json that vLLM does not read, as in capture/recorder/head_loader.py."""
 
@@ -43,13 +43,13 @@ def _of_engines(facts: Facts, plan: Plan) -> str:
     spec, version = facts.spec, facts.profile.version
     checks = (
         (live_recorder_blocked(spec) is None, str(live_recorder_blocked(spec))),
-        (facts.replay is None, "spec.engine.replay: no vLLM runs"),
+        (facts.replay is None, "spec.engine.replay: the engine does not run vLLM"),
         (release(version) >= OLDEST, f"vLLM {version} is older than {'.'.join(map(str, OLDEST))}"),
         (facts.takes_pods_of(plan) == 1, "an engine has pods on several nodes"),
         (spec.parallelism.data == 1, "spec.parallelism.data is greater than 1"),
         (not has_extension(spec), f"spec.engine.extraArgs has {EXTENSION_FLAG}"),
-        (spec.rollout.gate is None, "spec.rollout.gate judges new pods"),
-        (spec.rollout.strategy is not RolloutStrategy.CANARY, "spec.rollout.strategy Canary judges new pods"),
+        (spec.rollout.gate is None, "spec.rollout.gate can only test new pods"),
+        (spec.rollout.strategy is not RolloutStrategy.CANARY, "spec.rollout.strategy: Canary can only test new pods"),
         (not spec.rollout.paused, "spec.rollout.paused is true"),
         (not_asked(facts) is None, f"answers cannot be checked: {not_asked(facts)}"),
     )
@@ -62,18 +62,18 @@ def _of_heads(start: OfferedHead, new: OfferedHead) -> str:
     if new.claim != start.claim:
         return f"the head is on claim {new.claim}, and the engines mount claim {start.claim}"
     if new.path == start.path:
-        return f"the head replaced the files of the present one in folder {new.path}"
+        return f"the head overwrote the files of the current one in folder {new.path}"
     first, second = _shape(start.speculation), _shape(new.speculation)
     if first["method"] != Method.EAGLE3 or second["config"].get("speculators_model_type") != Method.EAGLE3.value:
         return "vLLM can replace only EAGLE-3 heads"
     different = sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name))
     if different:
-        return f"the head differs from the present one in {', '.join(different)}"
+        return f"the head differs from the current one in {', '.join(different)}"
     return ""
 
 
 def _shape(speculation: Body) -> dict[str, Any]:
-    """Return the settings of a head, and the keys of its config.json that vLLM reads; equal for heads of one shape."""
+    """Return the settings of a head and the keys of its config.json that vLLM reads; heads of one shape are equal."""
     config = {name: each for name, each in mapping(speculation["draft"], "config").items() if name not in _MADE_HOW}
     speculators = mapping(config, "speculators_config")
     config["speculators_config"] = {name: each for name, each in speculators.items() if name != "verifier"}
@@ -87,11 +87,11 @@ class Update:
     head: OfferedHead
     wanted: int
     updated: tuple[str, ...]
-    """Engines that serve with the head, by name of the pod."""
+    """Pods whose engine serves with the head."""
     waiting: tuple[str, ...]
     pause_s: float
     failed: tuple[str, HeadUpdate] | None
-    """An engine that serves with its earlier head, and why."""
+    """Pod whose engine still serves with its earlier head, and the result that it reported."""
 
     @property
     def is_complete(self) -> bool:
@@ -112,7 +112,7 @@ class Update:
         told = f"{len(self.updated)} of {max(self.wanted, len(self.updated))} engines serve the head without a restart"
         if self.pause_s:
             told += f"; requests waited {self.pause_s:.2f} s at most"
-        # Only the head that engines start with stays in force if an engine does not load it.
+        # If an engine fails, only the head that engines start with stays in force.
         return f"{told}; {self.failure}; delete the pod to restart its engine" if self.failure else told
 
 

@@ -65,7 +65,7 @@ class Rollouts:
 
     @property
     def is_updating(self) -> bool:
-        """Whether some engines do not have the head in force yet, although they need no restart for it."""
+        """Whether some engines still have to load the head in force, without a restart."""
         return self.update is not None and not self.update.is_complete
 
     @property
@@ -129,10 +129,11 @@ def _failed(
         return None
     head = update.head
     if update.is_wrong:
-        # Engines that have the head already get the one that they started with, also without a restart.
+        # Engines that already loaded the head load the one that they started with, without a restart.
         failed = list(dict.fromkeys([head.engine_of(offers.body), *before.failed]))[:_MOST_FAILED]
         status = _in_place(start, start, TrainedDraftStatus(failed=failed), now)
-        return _told(status, ROLLED_BACK, f"{head} is withdrawn: {update.failure}; {start} returns without a restart")
+        message = f"{head} is withdrawn: {update.failure}; {start} replaces it without a restart"
+        return _told(status, ROLLED_BACK, message)
     if update.failure:
         return _with_restart(head, before, update.failure, now)
     if update.waiting and rollouts.update_waits_s > TIME_PER_ENGINE_S:
@@ -174,12 +175,12 @@ def _replaced(
 ) -> TrainedDraftStatus:
     """Put another head in force, unless a rollout runs."""
     if not rollouts.settled:
-        waits = f"{best} waits until the engines of the spec serve"
+        waits = f"{best} waits until all engines of the current spec are ready"
         return _told(_waiting(offers, before), ROLLOUT_IN_PROGRESS, waits)
     outcome = rollouts.desired.outcome
     if is_in_place(offers.body) and isinstance(outcome, Launch):
         start = offers.loaded
-        why = "a policy chose another speculation" if rollouts.by_policy else why_restart(outcome, start, best)
+        why = "a policy chose other speculation settings" if rollouts.by_policy else why_restart(outcome, start, best)
         if why or start is None:
             return _with_restart(best, before, why, now)
         status = _in_place(best, start, before, now)

@@ -89,7 +89,7 @@ class ObservedRefresh:
     uid: str
     captures: Sequence[Body]  # owned by the deployment
     trainings: Sequence[Body]  # of the deployment
-    training: Callable[[str], Body | None]  # by name, whoever owns it
+    training: Callable[[str], Body | None]  # by name, with any owner
     capture: Callable[[str], Body | None]  # by name
     source: CapturedDeployment | Blocked  # the deployment, if its plan is in force
     decay: Decay
@@ -153,7 +153,7 @@ def render_training(
     schedule: CaptureSchedule, training: ScheduledTraining, seen: ObservedRefresh, running: RunningTraining
 ) -> Body:
     """Return the SpecDecodeTraining of a reservation. The deployment owns it."""
-    # Unset fields stay unset, because rules distinguish an empty list from none.
+    # Unset fields stay unset, because rules distinguish an empty list from a missing one.
     template = training.template.model_dump(by_alias=True, mode="json", exclude_unset=True)
     head = _served_head(seen.speculation, training.template) if training.from_served_head else None
     if head is not None:
@@ -172,7 +172,7 @@ def render_training(
 
 
 def _served_head(speculation: Speculation | None, run: TrainingRun) -> Body | None:
-    """Return the trained head that engines serve from a claim, if it is of the kind to train."""
+    """Return the trained head that engines serve from a claim, if its kind is the method to train."""
     draft = speculation.draft if speculation else None
     if draft is None or draft.persistent_volume_claim is None:
         return None
@@ -193,7 +193,7 @@ class _Ledger:
     own: Sequence[Body]  # trainings that the schedule created
 
     def rebuilt(self, schedule: CaptureSchedule, now: datetime) -> ScheduledTrainingStatus:
-        """Return the first status, or a lost one as far as the trainings that still exist show it."""
+        """Return the first status. If it was lost, restore it from the trainings that still exist."""
         trained = [read_training(each) for each in self.own]
         used = sum(self._use(each, self._cost(each)) for each in trained if _ended_in_month(each, now))
         captures = {name for each in trained for name in each.spec.get("captures") or ()}
@@ -209,7 +209,7 @@ class _Ledger:
         )
 
     def brought_up_to_date(self, status: ScheduledTrainingStatus, now: datetime) -> ScheduledTrainingStatus:
-        """Return the status in the present month, with the end of the running training, and new findings."""
+        """Return the status for the current month, with the end of the running training and new signs of decay."""
         limit = self.training.gpu_hours_per_month * HOUR_S
         update: dict[str, object] = {"limit_gpu_seconds": limit}
         if status.month != _month(now):
@@ -291,7 +291,7 @@ class _Ledger:
         try:
             run = SpecDecodeTrainingSpec.parse(training.spec, newer=True)
         except ValidationError:
-            _logger.warning("%s: its spec is invalid: its GPU hours count as those of the template", training.key)
+            _logger.warning("%s: its spec is invalid; the GPU hours of the template are counted instead", training.key)
         return largest_cost(run, self.seen.source)
 
     def _use(self, training: Training, cost: Cost) -> int:
@@ -356,7 +356,7 @@ class _Candidate:
         running = RunningTraining(
             name=self.training_name, capture=self.name, gpus=cost.gpus, reserved_gpu_seconds=cost.gpu_seconds
         )
-        why = "when is Always" if self.training.when is TrainWhen.ALWAYS else self._change()
+        why = "training.when is Always" if self.training.when is TrainWhen.ALWAYS else self._change()
         message = f"Training {running.name} reserves {cost}: {why}"
         return _with(self.status, TRAINING, message).model_copy(update={"running": running})
 
@@ -379,9 +379,10 @@ class _Candidate:
         if self.training.when is TrainWhen.ALWAYS or self._change() is not None:
             return
         if not _earlier(self.capture, self.seen, self.status) and not has_baseline(self.seen.decay):
-            told = "no earlier capture and no earlier acceptance to compare with yet"
+            told = "there is no earlier capture or baseline of acceptance to compare with yet"
             yield _Obstacle(NO_BASELINE, f"Capture {self.name}: {told}")
-        yield _Obstacle(NOT_DECAYED, f"Capture {self.name}: acceptance and lengths are as before", is_final=True)
+        told = "acceptance and lengths have not changed enough to train"
+        yield _Obstacle(NOT_DECAYED, f"Capture {self.name}: {told}", is_final=True)
 
     def _change(self) -> str | None:
         return self.status.decayed or _moved(self.capture, self.seen, self.status)
@@ -389,10 +390,10 @@ class _Candidate:
     def _taken(self) -> Iterator[_Obstacle]:
         name = self.training_name
         live = self.seen.training(name)
-        if live is not None and is_owned(live, self.seen.uid):  # A lost status said that it has ended.
+        if live is not None and is_owned(live, self.seen.uid):  # The status that recorded its end was lost.
             yield _Obstacle(WAITING_FOR_CAPTURE, f"Training {name} has ended", is_final=True)
         elif live is not None:
-            told = f"SpecDecodeTraining {name} exists and does not belong to this object; it is left untouched"
+            told = f"SpecDecodeTraining {name} exists and does not belong to this object; delete or rename it"
             yield _Obstacle(NAME_TAKEN, f"Capture {self.name}: {told}", is_final=True)
 
     def _over_budget(self) -> Iterator[_Obstacle]:
@@ -401,7 +402,7 @@ class _Candidate:
             yield _Obstacle(BUDGET_TOO_SMALL, f"training.gpuHoursPerMonth: {limit}: {problem}")
         if status.used_gpu_seconds + cost.gpu_seconds > status.limit_gpu_seconds:
             used = f"{hours(status.used_gpu_seconds)} of {limit} GPU hours are used in {status.month}"
-            why = f"and a training may use {cost}: it starts next month, or when gpuHoursPerMonth is raised"
+            why = f"and a training can use {cost}; it starts next month, or when you raise gpuHoursPerMonth"
             yield _Obstacle(BUDGET_SPENT, f"Capture {self.name}: {used}, {why}")
 
 
@@ -414,7 +415,7 @@ def _next_training(
 ) -> ScheduledTrainingStatus:
     """Return the status with a reservation for a training on a capture, or with the reason why no training starts."""
     if schedule.suspend:
-        return _with(status, SUSPENDED, "suspend is true: no training starts")
+        return _with(status, SUSPENDED, "suspend is true, so no training starts")
     at = scheduled_at(capture) if capture is not None else None
     if capture is not None and at is not None:
         return _Candidate(schedule, training, seen, status, capture, at).decided()
@@ -488,7 +489,7 @@ def _figures(capture: Body) -> _Figures | None:
 
 
 def _earlier(capture: Body, seen: ObservedRefresh, status: ScheduledTrainingStatus) -> list[_Figures]:
-    """Return the captures with which one is compared: the earlier captures of its schedule since the last training."""
+    """Return the captures to compare one with: the earlier captures of its schedule since the last training."""
     at, since = scheduled_at(capture), _time(status.trained_capture_time)
     found = []
     for each in seen.captures:

@@ -20,7 +20,7 @@ from specdecode_operator.training.preconditions import run_blocked, trainer_gpus
 BUDGET_TOO_SMALL: Final = "BudgetTooSmall"
 HOUR_S: Final = 3600
 OF_TEMPLATE: Final = re.compile(r"\bspec\.(trainer|method)\b")
-"""Field of a SpecDecodeTraining in a message, which a schedule has in training.template."""
+"""Field of a SpecDecodeTraining in a message. A schedule has it in training.template."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Cost:
 def largest_cost(run: TrainingRun, source: CapturedDeployment) -> Cost:
     """Return the largest use of a training with its measurement.
 
-    All pods count with the GPUs of the trainer, which has at least those of an engine.
+    Each pod counts with the number of GPUs of the trainer, which is at least that of an engine.
     """
     gpus = trainer_gpus(run, source)
     attempts_s = (run.deadline_seconds + GRACE_S) * (1 + run.backoff_limit)
@@ -49,13 +49,13 @@ def budget_problem(training: ScheduledTraining, cost: Cost) -> str | None:
     if cost.gpu_seconds <= training.gpu_hours_per_month * HOUR_S:
         return None
     return (
-        f"one training may use {cost}, more than the limit of a month: set {-(-cost.gpu_seconds // HOUR_S)} or more,"
+        f"one training can use {cost}, more than the monthly limit: set {-(-cost.gpu_seconds // HOUR_S)} or more,"
         " or lower template.deadlineSeconds, template.backoffLimit or template.judgement.repetitions"
     )
 
 
 def hours(gpu_seconds: int) -> str:
-    """Return GPU hours for people."""
+    """Format GPU seconds as GPU hours."""
     return f"{gpu_seconds / HOUR_S:.1f}"
 
 

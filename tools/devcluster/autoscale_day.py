@@ -96,7 +96,7 @@ class Figures:
     def rows(self) -> list[tuple[str, str]]:
         """Return names and values."""
         return [
-            ("requests, of which failed", f"{self.requests:,}, {self.failed}"),
+            ("requests: total, failed", f"{self.requests:,}, {self.failed}"),
             ("tokens in requests within the SLO", f"{self.goodput_percent:.1f} %"),
             ("replica hours: needed, used", f"{self.needed_replica_hours:.0f}, {self.used_replica_hours:.0f}"),
             ("time with fewer ready replicas than needed", f"{self.short_percent:.0f} %"),

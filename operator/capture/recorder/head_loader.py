@@ -1,7 +1,7 @@
 """Replace the weights of the draft head in the workers of an engine.
 
 vLLM adds `HeadLoader` to the class of its workers (--worker-extension-cls), and `head_update` calls its methods in all
-of them. Reading and verifying takes place in a thread, while the engine serves. The head is loaded as by vLLM's own
+of them. A thread reads and verifies the head while the engine serves. The head is loaded as in vLLM's own
 weight transfer (distributed/weight_transfer), which copies into the tensors that CUDA graphs have captured.
 """
 
@@ -22,7 +22,7 @@ SHARED = ("embed_tokens", "lm_head")
 
 _LARGEST_CONFIG_BYTES = 2**20
 _LARGEST_WEIGHTS_BYTES = 64 * 2**30
-# Keys of config.json that say how the head was made, and that vLLM does not read for a head that it is given by path.
+# Keys of config.json that describe how the head was made. vLLM does not read them if it gets the head by path.
 _UNREAD = frozenset({"_name_or_path", "transformers_version", "speculators_version"})
 
 Tensors = dict[str, Any]
@@ -39,17 +39,17 @@ class HeadLoader:
     specdecode_folder: Path | None = None
 
     def specdecode_read_head(self, root: str, path: str, sha256: str) -> None:
-        """Begin to read and to verify a head: the folder ``path`` below the mount of the claim, ``root``."""
+        """Start to read and verify a head: the folder ``path`` below the mount of the claim, ``root``."""
         self.specdecode_update = Update(self, Path(root), path, sha256, self.specdecode_folder)
         self.specdecode_update.start()
 
     def specdecode_is_read(self) -> str | None:
-        """Return None while the head is being read, the reason why it is refused, or an empty text."""
+        """Return None while the head is being read, the reason why it is refused, or an empty string if it is read."""
         update = self.specdecode_update
         return "no update" if update is None else update.refused
 
     def specdecode_load_head(self, which: str) -> str:
-        """Load the new or the old head; return why that failed, or an empty text. No step may run meanwhile.
+        """Load the new or the old head; return why that failed, or an empty string. No step may run meanwhile.
 
         If the new head cannot be loaded, the old one is loaded again. An engine that can load neither ends.
         """
@@ -58,12 +58,12 @@ class HeadLoader:
             return "no head has been read"
         try:
             update.load(which)
-        except Exception as error:  # noqa: BLE001 (whatever vLLM raises)
+        except Exception as error:  # noqa: BLE001 (vLLM raises many types)
             reason = f"{type(error).__name__}: {error}"
             try:
                 update.load(OLD)
             except Exception:  # noqa: BLE001 (as above)
-                # Its container restarts, with the head of its command line.
+                # The container restarts with the head of its command line.
                 os.kill(os.getpid(), signal.SIGKILL)
             self.specdecode_folder = update.old_folder
             return reason
@@ -114,7 +114,7 @@ class Update(threading.Thread):
         if self.old_folder is None:
             self.old_folder = Path(self._worker.vllm_config.speculative_config.draft_model_config.model)
         if self._root not in self.old_folder.parents:
-            raise RefusedError(f"{self.old_folder}: the present head is not in {self._root}")
+            raise RefusedError(f"{self.old_folder}: the current head is not in {self._root}")
         present = str(self.old_folder.relative_to(self._root))
         config = read_below(self._root, f"{self._path}/{CONFIG_FILE}", _LARGEST_CONFIG_BYTES)
         content = read_below(self._root, f"{self._path}/{WEIGHTS_FILE}", _LARGEST_WEIGHTS_BYTES)
@@ -127,9 +127,9 @@ class Update(threading.Thread):
         old = load(read_below(self._root, f"{present}/{WEIGHTS_FILE}", _LARGEST_WEIGHTS_BYTES))
         check_tensors(new, old)
         for name in _shared_weights(draft, self._worker.get_model(), new):
-            # To load it would change the target.
+            # Loading it would change the target.
             if not bool((new.pop(name) == old.pop(name)).all()):
-                raise RefusedError(f"{name}: differs from the present head's, which is the target's own")
+                raise RefusedError(f"{name}: differs from the current head's, which the engine shares with the target")
         self._tensors = {NEW: new, OLD: old}
 
     def load(self, which: str) -> None:
@@ -154,16 +154,16 @@ class Update(threading.Thread):
 
 
 def _draft_of(worker: Any) -> Any:
-    """Return the head that vLLM serves; raise RefusedError if it is not one that can be reloaded."""
+    """Return the head that vLLM serves; raise RefusedError if it cannot be reloaded."""
     settings = worker.vllm_config.speculative_config
     if settings is None or settings.method != "eagle3":
-        raise RefusedError("vLLM reloads no head of this method")
+        raise RefusedError("vLLM can only reload EAGLE-3 heads")
     if getattr(settings, "parallel_drafting", False):
         # Its mask_hidden is copied to places that a reload does not reach (llama_eagle3.py, load_weights).
-        raise RefusedError("vLLM does not reload a head that drafts in parallel")
+        raise RefusedError("vLLM cannot reload a head that drafts in parallel")
     draft = worker.get_draft_model()
     if draft is None:
-        raise RefusedError("vLLM has no head")
+        raise RefusedError("the engine has no draft head")
     return draft
 
 
@@ -203,7 +203,7 @@ def read_below(root: Path, path: str, most_bytes: int) -> bytes:
 
 def _open_in(folder: int, name: str, flags: int) -> int:
     if name in {"", ".", ".."}:
-        raise RefusedError(f"{name!r}: not the name of a file")
+        raise RefusedError(f"{name!r}: not a file name")
     return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | flags, dir_fd=folder)
 
 
@@ -216,7 +216,7 @@ def check_configs(new: bytes, old: bytes) -> None:
     first, second = parsed
     for key in sorted(first.keys() | second.keys()):
         if first.get(key) != second.get(key):
-            raise RefusedError(f"{CONFIG_FILE}: {key} differs from the present head's")
+            raise RefusedError(f"{CONFIG_FILE}: {key} differs from the current head's")
 
 
 def _read_by_vllm(config: Any) -> dict[str, Any]:
@@ -232,7 +232,7 @@ def _read_by_vllm(config: Any) -> dict[str, Any]:
 def check_tensors(new: Mapping[str, Any], old: Mapping[str, Any]) -> None:
     """Raise RefusedError unless two files have the same tensors, by name, shape and type."""
     for name in sorted(new.keys() ^ old.keys()):
-        raise RefusedError(f"{name}: only in the {'new' if name in new else 'present'} head")
+        raise RefusedError(f"{name}: only in the {'new' if name in new else 'current'} head")
     for name, tensor in new.items():
         if (tensor.shape, tensor.dtype) != (old[name].shape, old[name].dtype):
             forms = (f"{list(each.shape)} {each.dtype}" for each in (tensor, old[name]))

@@ -3,8 +3,8 @@
 from functools import lru_cache
 
 KEPT, REFUSED, FAILED, REVERTED = RESULTS = ("kept", "refused", "failed", "reverted")
-"""Results: the new head serves; the head cannot be loaded into this engine, and nothing was changed; loading failed, or
-the answers with the new head were wrong, and the old head serves again."""
+"""Results. kept: the new head serves. refused: the head does not fit this engine, which did not change. failed: loading
+or checking the head failed, and the old head serves. reverted: answers were wrong, and the old head serves again."""
 
 HEAD = "specdecode:draft_head_update"
 """Gauge: 1 for the last update since the engine started, by checksum of the head, result and reason."""
@@ -27,11 +27,11 @@ def _metrics() -> "_Metrics":
 
 class _Metrics:
     def __init__(self) -> None:
-        # Only an engine has the library. Of several API servers, each has its own files, which one page sums up.
+        # Only an engine has the library. Each of several API servers writes its own files, which one page aggregates.
         from prometheus_client import Gauge  # noqa: PLC0415
 
         labels = [SHA256, RESULT, REASON]
-        self._head = Gauge(HEAD, "Last update of the draft head, if 1.", labels, multiprocess_mode="mostrecent")
+        self._head = Gauge(HEAD, "1 for the last update of the draft head.", labels, multiprocess_mode="mostrecent")
         text = "Time that requests waited for the last update of the draft head."
         self._pause = Gauge(PAUSE, text, multiprocess_mode="mostrecent")
         self._last: tuple[str, str, str] | None = None

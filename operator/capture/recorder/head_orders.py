@@ -42,7 +42,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class HeadOrder:
-    """Head of some pods."""
+    """Head that some pods must load."""
 
     root: str  # mount of the claim
     path: str
@@ -65,10 +65,10 @@ def read_orders(text: bytes) -> list[HeadOrder]:
         canaries = read_settings(json.dumps(document["canaries"]).encode())
         heads = document["heads"]
         if not isinstance(heads, list) or len(heads) > MOST_HEADS:
-            raise BadSettingsError(f"heads: not a list of at most {MOST_HEADS}")
+            raise BadSettingsError(f"heads: must be a list of at most {MOST_HEADS} entries")
         return [_order(each, canaries) for each in heads]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise BadSettingsError(f"not an order: {error}") from error
+        raise BadSettingsError(f"invalid order: {error}") from error
 
 
 def _order(head: Any, canaries: Settings) -> HeadOrder:
@@ -86,12 +86,12 @@ class HeadOrders:
     def __init__(self, engine: Engine, file: Path, sockets: Path, pod: str) -> None:
         self._engine, self._file, self._sockets, self._pod = engine, file, sockets, pod
         self._done: tuple[Any, ...] | None = None
-        self._begun: dict[str, Any] | None = None  # order without a result: the engine may have ended because of it
+        self._begun: dict[str, Any] | None = None  # order without a result, which may have ended the engine
         self._due_s = 0.0
         self._said: str | None = None
 
     def run(self, stopped: threading.Event) -> None:
-        """Follow orders until told to stop."""
+        """Follow orders until ``stopped`` is set."""
         while not stopped.is_set():
             self.step(time.monotonic())
             stopped.wait(_POLL_S)
@@ -124,7 +124,7 @@ class HeadOrders:
         return next((each for each in orders if each.pods is None or self._pod in each.pods), None)
 
     def _socket(self) -> tuple[Path, tuple[int, int]]:
-        """Return the socket of an API server of the engine, and what identifies its process."""
+        """Return the socket of an API server of the engine, and an identity of its process."""
         for path in sorted(self._sockets.glob("*.sock")):
             with socket.socket(socket.AF_UNIX) as trial:
                 try:
@@ -184,7 +184,7 @@ def _connected(path: Path) -> Iterator[Callable[[dict[str, Any]], dict[str, Any]
                 answer = json.loads(stream.readline(_LARGEST_ANSWER_BYTES) or b"null")
                 if not isinstance(answer, dict):
                     raise ConnectionError("the recorder closed the connection")
-                # A recorder that rejects an order says why.
+                # If the recorder rejects an order, its answer has only a reason.
                 return answer if "result" in answer else {"result": "refused", **answer}
 
             yield exchange

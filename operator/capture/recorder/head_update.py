@@ -1,8 +1,8 @@
 """Replace the draft head of the engine, on the order of the sidecar, while requests wait.
 
 The workers read and verify the new head while the engine serves. Then vLLM pauses between two steps, the workers load
-the head, and the prefix cache is reset, because its blocks have keys and values of the old head. Requests that run are
-preempted for that, and continue. The sidecar then asks canary prompts, and says whether to keep the new head.
+the head, and the prefix cache is reset, because its blocks have keys and values of the old head. Running requests are
+preempted for that, and continue. The sidecar then sends canary prompts, and decides whether to keep the new head.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ _LONGEST_PATH = 1024
 
 
 class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Order to serve with another head."""
+    """Order to load another head."""
 
     root: Annotated[str, msgspec.Meta(pattern="^/.", max_length=_LONGEST_PATH)]  # mount of the claim
     path: Annotated[str, msgspec.Meta(min_length=1, max_length=_LONGEST_PATH)]  # folder of the head in the claim
@@ -36,7 +36,7 @@ class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Judged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Verdict of the sidecar on the answers with the new head; unless right, the old head returns."""
+    """Verdict of the sidecar on the answers with the new head. Unless it is right, the old head is loaded again."""
 
     verdict: Literal["right", "wrong", "unchecked"]
     reason: Annotated[str, msgspec.Meta(max_length=LONGEST_REASON)]
@@ -47,7 +47,7 @@ Answer = Callable[[dict[str, str]], None]
 
 
 class UpdateError(Exception):
-    """The head in force stays; with the result and the reason."""
+    """The update failed, and the old head stays; the message is the reason."""
 
     def __init__(self, result: str, reason: str) -> None:
         super().__init__(reason)
@@ -122,7 +122,7 @@ class HeadUpdater:
             if None not in refused:
                 return
             if time.monotonic() > until_s:
-                raise UpdateError(FAILED, "the head could not be read in time")
+                raise UpdateError(FAILED, f"the head was not read within {READ_TIMEOUT_S:.0f} s")
             time.sleep(_POLL_S)
 
     def _load(self, which: str) -> float:
@@ -145,14 +145,14 @@ class HeadUpdater:
         return failed, time.monotonic() - begun_s
 
     async def _loaded(self, engine: Any, which: str) -> str:
-        """Load a head and reset the prefix cache; return why that failed, or an empty text."""
+        """Load a head and reset the prefix cache; return why that failed, or an empty string."""
         try:
             told = await engine.collective_rpc("specdecode_load_head", args=(which,))
             if failed := next(filter(None, told), ""):
                 return str(failed)
             if self._config.cache_config.enable_prefix_caching:
                 await engine.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
-        except Exception as error:  # noqa: BLE001 (whatever vLLM raises)
+        except Exception as error:  # noqa: BLE001 (vLLM raises many types)
             return f"{type(error).__name__}: {error}"
         return ""
 
@@ -162,14 +162,14 @@ class HeadUpdater:
             # The task that reads the engine's outputs runs on that loop.
             loop = self._engine.output_handler.get_loop()
             return asyncio.run_coroutine_threadsafe(make(self._engine), loop).result(timeout_s)
-        except Exception as error:  # whatever vLLM raises
+        except Exception as error:  # vLLM raises many types
             if not quiet:
                 raise UpdateError(FAILED, f"{type(error).__name__}: {error}") from error
         return None
 
 
 def engine_under_construction() -> Any:
-    """Return the AsyncLLM whose constructor creates the plugin; None if there is none.
+    """Return the AsyncLLM whose constructor creates the plugin; None if it is not found.
 
     vLLM passes its configuration to the plugin, but not itself.
     """

@@ -91,7 +91,7 @@ class Tensor:
 @pytest.mark.parametrize(
     ("new", "why"),
     [
-        ({}, "only in the present head"),
+        ({}, "only in the current head"),
         ({"a": Tensor(), "b": Tensor()}, "b: only in the new head"),
         ({"a": Tensor((3, 2))}, "a: "),
         ({"a": Tensor(dtype="float32")}, "float32"),
