@@ -203,7 +203,7 @@ def read_below(root: Path, path: str, most_bytes: int) -> bytes:
 
 def _open_in(folder: int, name: str, flags: int) -> int:
     if name in {"", ".", ".."}:
-        raise RefusedError(f"{name!r}: not a file name")
+        raise RefusedError(f"{name!r}: not the name of a file")
     return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | flags, dir_fd=folder)
 
 

@@ -28,8 +28,8 @@ def test_plan_and_lint_tell_the_largest_cost_of_a_training(specdecode: Specdecod
 @pytest.mark.parametrize(
     ("limit", "template", "said", "linted"),
     [
-        (1, {}, "spec.captures[name=weekly].training.gpuHoursPerMonth: 1: one training may use 2.1 GPU hours", 2),
-        (2, {}, "spec.captures[name=weekly].training.gpuHoursPerMonth: 2: one training may use 2.1 GPU hours", 0),
+        (1, {}, "spec.captures[name=weekly].training.gpuHoursPerMonth: 1: one training can use 2.1 GPU hours", 2),
+        (2, {}, "spec.captures[name=weekly].training.gpuHoursPerMonth: 2: one training can use 2.1 GPU hours", 0),
         (10, {"trainer": {"image": "i", "gpus": 1}}, "captures[name=weekly].training.template.trainer.gpus: 1: the", 0),
     ],
     ids=["budget", "budget on these GPUs", "GPUs"],
