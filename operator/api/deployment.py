@@ -577,8 +577,8 @@ class Accelerator(ApiModel):
 
     resource_claim: ResourceClaim | None = None
     """Claim GPUs through Dynamic Resource Allocation (Kubernetes 1.34 or newer, with a DRA driver) instead of
-    nvidia.com/gpu of the device plugin. The plan reads the GPUs from the ResourceSlices of the driver. The field
-    products then limits the products of the devices; it is only needed if there are no ResourceSlices."""
+    nvidia.com/gpu of the device plugin. The plan reads the GPUs from the ResourceSlices of the driver. products
+    then selects among these devices; it is only needed if the operator finds none or cannot evaluate a selector."""
 
     cpu_cores: StrictInt | None = Field(default=None, ge=1, le=1024)
     """Number of CPU cores per replica, for type CPU."""
@@ -1014,10 +1014,10 @@ class SpecDecodeDeploymentSpec(ApiModel):
     """Speculation method and its settings. If not set, the engine does not speculate."""
 
     adapters: list[Adapter] = Field(default=[], max_length=64, json_schema_extra=map_by("name"))
-    """LoRA adapters of the target. The draft is not adapted, so acceptance is usually lower for their requests."""
+    """LoRA adapters of the target. The draft is not adapted, so acceptance is usually lower for requests to them."""
 
     adapter_slots: AdapterSlots | None = None
-    """Memory that engines reserve for adapters. If not set, there is enough for all adapters at once."""
+    """Memory that engines reserve for adapters. If not set, engines reserve enough for all adapters at once."""
 
     parallelism: Parallelism = Parallelism()
     """Parallelism of one replica: how the model is split across GPUs."""

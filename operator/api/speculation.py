@@ -167,7 +167,7 @@ class Adapter(ApiModel):
 
     target_modules: list[ModuleName] = Field(default=[], max_length=64)
     """Names of the adapted layers, as in target_modules of its adapter_config.json, such as q_proj. If all adapters set
-    it, vLLM reserves memory for these layers only (--lora-target-modules). If empty, all layers."""
+    it, vLLM reserves memory for these layers only (--lora-target-modules); otherwise for all layers."""
 
 
 class AdapterSlots(ApiModel):
@@ -175,11 +175,11 @@ class AdapterSlots(ApiModel):
 
     gpu: StrictInt | None = Field(default=None, ge=1, le=64)
     """Number of adapters that the requests of one step can use (vLLM's --max-loras). Requests for further adapters
-    wait. Each takes memory on all GPUs. Defaults to the number of adapters."""
+    wait. Each slot takes memory on all GPUs. Defaults to the number of adapters."""
 
     host: StrictInt | None = Field(default=None, ge=1, le=4096)
-    """Number of adapters that each engine process keeps in host memory (vLLM's --max-cpu-loras). Others are read again
-    from disk. Defaults to the number of adapters, or to gpu if that is more."""
+    """Number of adapters that each engine process keeps in host memory (vLLM's --max-cpu-loras). Engines read
+    other adapters from disk again. Defaults to the number of adapters, or to gpu if that is more."""
 
     max_rank: StrictInt | None = Field(default=None, ge=1, le=512)
     """Largest rank for which memory is reserved (vLLM's --max-lora-rank): 1, 8, 16, 32, 64, 128, 256, 320 or 512.

@@ -1,4 +1,4 @@
-"""Replace objects of other projects that run vLLM by our own, in memory, so that `plan` and `lint` can size them."""
+"""Replace objects of other projects that run vLLM with our own, in memory, so that `plan` and `lint` can size them."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -46,7 +46,7 @@ def _who(names: Sequence[str]) -> str:
 
 
 def with_servers(found: Sequence[Found], engine_version: str | None) -> tuple[list[Found], tuple[str, ...]]:
-    """Replace servers of other projects by our objects; return all objects, and remarks on those that are left.
+    """Replace servers of other projects with our objects; return all objects, and notes on those not planned.
 
     ``engine_version`` is the version of vLLM of servers whose image tag does not contain it.
     """

@@ -28,17 +28,17 @@ class Device:
 
     driver: str
     pool: str
-    node: str  # The node that has it; the pool if several nodes reach it
+    node: str  # Its node, or its pool if several nodes can reach it
     attributes: Mapping[str, Mapping[str, Any]]  # By domain and name, as CEL reads them
     capacity: Mapping[str, Mapping[str, int]]
     is_shared: bool = False  # Whether several claims may share it
-    share_bytes: int | None = None  # Memory that a claim gets of a shared device without asking; None for all of it
+    share_bytes: int | None = None  # Memory of a shared device that a claim gets by default; None for all of it
     is_tainted: bool = False
     counters: Mapping[str, Counters] = field(default_factory=dict)  # Consumption of the pool's counters, by set
 
     @property
     def product(self) -> str:
-        """Product label of a GPU with known memory, or the name of a `MeasuredProduct`; empty without any figure."""
+        """Product label of a GPU with known memory, or the name of a `MeasuredProduct`; empty if neither is known."""
         label = "-".join(str(self._attribute(_PRODUCT) or "").split())
         profile = self._attribute(_PROFILE)
         if profile is None and find_device(label) is not None:
@@ -63,13 +63,13 @@ class Device:
     def refusal(self) -> str | None:
         """Return why no plan can use it, or None."""
         if self._attribute(_TYPE) == _VFIO:
-            return "it is passed through to virtual machines (type vfio)"
+            return "passed through to virtual machines (type vfio)"
         if self.is_tainted:
-            return "it has a taint"
+            return "tainted"
         if self.is_shared and self.share_bytes is not None and self.share_bytes < (self.memory_bytes or 0):
             return (
-                "it is shared, and the driver does not confine an engine to its share of the memory: use whole GPUs or"
-                " MIG devices"
+                "shared, and the driver does not limit an engine to its share of the memory: use whole GPUs or MIG"
+                " devices"
             )
         return None
 
@@ -97,7 +97,7 @@ class Selector:
         except UnsupportedCelError:
             raise
         except CelError as error:
-            return f"{self.place} has no value ({error})"
+            return f"{self.place} cannot be evaluated ({error})"
         return None if is_match is True else f"{self.place} is false"
 
 
@@ -113,7 +113,7 @@ class DeviceInventory:
     def at_once(self, devices: Sequence[Device]) -> int:
         """Return how many of these devices can be allocated at the same time.
 
-        Partitions of one GPU consume its counters, so not all of them exist at once.
+        Partitions of one GPU consume its counters, so not all of them can exist at once.
         """
         left: dict[tuple[str, str, str, str], int] = {}
         taken = 0
@@ -210,7 +210,7 @@ def _amount(text: object) -> int:
 
 
 def _version(text: object) -> list[int]:
-    """Return a semantic version as a list, which compares like it; without pre-release and build."""
+    """Return a semantic version as a comparable list, without pre-release and build."""
     core = str(text).partition("+")[0].partition("-")[0]
     return [whole_number(part) or 0 for part in core.split(".")]
 
@@ -225,4 +225,4 @@ _FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "upperAscii": str.upper,
     "replace": str.replace,
 }
-"""CEL functions that the scheduler offers selectors, beyond the language."""
+"""CEL functions beyond the base language that the scheduler supports in selectors."""

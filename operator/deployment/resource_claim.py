@@ -1,7 +1,7 @@
 """Claim GPUs through Dynamic Resource Allocation: devices for the plan, requests of pods, and ResourceClaimTemplates.
 
 The spec of a ResourceClaimTemplate is immutable, so its name has a hash of the request. Pods carry the request in an
-annotation. The operator therefore renders the template of an earlier workload, too, when it keeps or restores it.
+annotation, from which the operator also renders the template of an earlier workload that it keeps or restores.
 """
 
 import json
@@ -53,10 +53,10 @@ def usable_gpus(
 
 @dataclass(frozen=True)
 class ClaimableGpus:
-    """GPUs that a spec may claim, as the plan reads those of nodes."""
+    """GPUs that a spec may claim, as nodes with GPUs."""
 
     nodes: tuple[NodeFacts, ...]
-    blocked: Blocked  # Why there are none, if the spec does not describe its GPUs either
+    blocked: Blocked  # Reported if no GPU matches and the spec has no products and perNode
 
 
 def claimable_gpus(spec: SpecDecodeDeploymentSpec, inventory: DeviceInventory) -> ClaimableGpus:
@@ -79,7 +79,7 @@ def _claimable(
     if class_name not in inventory.classes:
         known = ", ".join(sorted(inventory.classes)[:_SHOWN]) or "none"
         message = (
-            f"{FIELD}.deviceClassName: {class_name}: no such DeviceClass (there are: {known}): use one of these, or"
+            f"{FIELD}.deviceClassName: {class_name}: DeviceClass not found (existing: {known}): use one of these, or"
             " install the DRA driver that creates it"
         )
         return ClaimableGpus((), Blocked("DeviceClassNotFound", message))
@@ -96,15 +96,15 @@ def _claimable(
     nodes = tuple(
         NodeFacts(node, product, _usable(devices, inventory)) for (node, product), devices in sorted(matching.items())
     )
-    found = "; ".join(f"{count} x {why}" for why, count in reasons.most_common(_SHOWN)) or "no ResourceSlice has any"
+    found = "; ".join(f"{count} x {why}" for why, count in reasons.most_common(_SHOWN)) or "no ResourceSlice has one"
     counted = Counter(device.product or "unnamed" for device in inventory.devices)
     present = ", ".join(f"{count} x {product}" for product, count in counted.most_common(_SHOWN)) or "none"
     if products and nodes:
         found = f"none of {', '.join(products[:_SHOWN])} (spec.accelerator.products)"
     message = (
-        f"{FIELD}: no device of the ResourceSlices matches DeviceClass {class_name}, the selectors and the products:"
-        f" {found} (devices: {present}). The scheduler could not allocate all claims: change {FIELD}, or add nodes. For"
-        " node pools that scale from zero, set spec.accelerator.products and perNode"
+        f"{FIELD}: no device in the ResourceSlices matches DeviceClass {class_name}, the selectors and the products:"
+        f" {found} (devices: {present}): change {FIELD}, or add nodes; for node pools that scale from zero, set"
+        " spec.accelerator.products and perNode"
     )
     return ClaimableGpus(nodes, Blocked(NO_DEVICES, message))
 
@@ -141,12 +141,13 @@ def check_count(spec: SpecDecodeDeploymentSpec, chosen: Row) -> None:
     """Raise InvalidSpecError if the given number of devices is not the number of GPUs of a pod."""
     claim = spec.accelerator.resource_claim
     if claim is not None and claim.count not in (None, chosen.gpus_per_node):
-        message = f"each pod of {chosen.place} uses {chosen.gpus_per_node} GPUs: remove it, or use that number"
+        number = chosen.gpus_per_node
+        message = f"the plan uses {chosen.place}, {number} GPUs per pod: remove it, or set it to {number}"
         raise InvalidSpecError([Problem(f"{FIELD}.count", str(claim.count), message)])
 
 
 def claim_request(spec: SpecDecodeDeploymentSpec, chosen: Row) -> str:
-    """Return the request for the GPUs of a pod as JSON: class, number, and selectors with one for the product."""
+    """Return the request for the GPUs of a pod as JSON: class, count, and selectors including one for the product."""
     claim = spec.accelerator.resource_claim
     assert claim is not None  # noqa: S101  checked by the caller
     request = {

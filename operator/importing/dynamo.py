@@ -29,7 +29,7 @@ _OF_DYNAMO: Final = "is read by Dynamo, which the operator does not use"
 
 
 def read_graph(body: Object) -> list[Workload]:
-    """Return the components that define a container, also those that do not run vLLM, such as the frontend."""
+    """Return the components that define a container, including those that do not run vLLM, such as the frontend."""
     spec = _object(body, "spec", "")
     if "components" in spec:
         listed = spec["components"]
@@ -53,7 +53,7 @@ def read_graph(body: Object) -> list[Workload]:
 
 
 def _component(body: Object, index: str, part: Any, where: str) -> Workload | None:
-    """Return a component of v1beta1, which has a whole pod template."""
+    """Return a component of v1beta1, which has a complete pod template."""
     part = _checked(part, where)
     if part.get("podTemplate") is None:
         return None
@@ -157,7 +157,7 @@ def _workload(  # noqa: PLR0913, PLR0917  one part each
 
 
 def _with_command(container: dict[str, Any]) -> dict[str, Any]:
-    """Return a container whose image, which has vLLM in its name, does not stand for a vLLM server."""
+    """Return a container without its image unless it runs Dynamo's vLLM worker, because the frontend has the same."""
     command, args = texts(container, "command") or ["python3"], texts(container, "args")
     written = [*command, *args]
     script = script_index(written)

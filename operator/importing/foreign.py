@@ -1,6 +1,6 @@
-"""Read servers of other projects for the plan: their settings as a spec, and messages in their own fields.
+"""Convert servers of other projects to specs for the plan, and messages about these specs to fields of the servers.
 
-The spec is only for sizing. It has vLLM's defaults, not the operator's, and lacks everything that needs no GPU memory.
+The spec is only for sizing. It has vLLM's defaults, not the operator's, and omits settings that need no GPU memory.
 """
 
 import re
@@ -35,7 +35,7 @@ _NOT_SIZED: Final = re.compile(
     r"spec\.(podTemplate|models|replicas|engine\.env|serving\.(apiKeySecret|tlsSecret)"
     r"|transformer|explainer|tracing|scaling|router|template\.metadata)\b"
 )
-"""Fields of settings that take no GPU memory, so that a plan can leave them out without a word."""
+"""Fields of settings that take no GPU memory, so that a plan can leave them out without a note."""
 
 _FLAGS: Final[Mapping[str, str]] = {
     **{
@@ -58,7 +58,7 @@ _FLAGS: Final[Mapping[str, str]] = {
     "engine.env": "the server",
     "replicas": "replicas",
 }
-"""Flags, or other words, for fields of a spec."""
+"""Flag or phrase for each field of a spec in messages."""
 _FIELD: Final = re.compile(
     r"\b(?:spec\.)?(" + "|".join(re.escape(each) for each in sorted(_FLAGS, key=len, reverse=True)) + r")\b(?![.\w])"
 )
@@ -100,7 +100,7 @@ class ForeignServer:
     assumed_version: str | None = None
     """Version of vLLM that is assumed because the image tag has none; None if it has one."""
     side: Side | None = None
-    """The side of a prefill/decode split that it is."""
+    """Its side of a prefill/decode split; None if it serves both phases."""
     origins: Mapping[str, str] = field(default_factory=dict)
     flag_fields: Mapping[str, str] = field(default_factory=dict)
 
@@ -188,7 +188,7 @@ def _read(workload: Workload, kind: str, where: str, image: str, engine_version:
     if platform is Platform.GPU and gpus and all(isinstance(each, int) for each in ranks):
         used = ranks[0] * ranks[1] * ranks[2]
         if used > gpus:
-            message = f"the arguments use {used} GPUs, more than the pods of a replica have"
+            message = f"the arguments use {used} GPUs, more than the pods of a replica have; request {used} per replica"
             warnings.append(Problem(f"{where}.resources", f"{GPU_RESOURCE} {gpus}", message))
     fp8 = next(filter(_is_fp8_cache, builder.decisions), None)
     if fp8 is not None:
@@ -278,7 +278,7 @@ def _notes(where: str, image: str, assumed: str | None, side: Side | None) -> It
 
 
 def _model_warnings(field: str, builder: SpecBuilder) -> list[Problem]:
-    """Give a model on a volume the id that clients use, if the catalogue knows it; keep other places out of the way."""
+    """Size a model on a volume as the Hub ID that clients use, and replace other places with a placeholder."""
     model, warnings = builder.get("target.model"), list[Problem]()
     if not isinstance(model, str):
         return []

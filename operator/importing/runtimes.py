@@ -127,7 +127,7 @@ def read_ray_service(body: Object) -> list[Workload]:
 
 def _of_llm_config(body: Object, given: Any, where: str, role: ServingRole | None) -> Workload:
     if not isinstance(given, dict):
-        raise MigrationError(where, shown_or_missing(given), "must be an LLM config; a path to a file is not read")
+        raise MigrationError(where, shown_or_missing(given), "must be an inline LLM config, not a path")
     loading, engine = mapping(given, "model_loading_config"), mapping(given, "engine_kwargs")
     source = loading.get("model_source") or loading.get("model_id")
     if not isinstance(source, str):

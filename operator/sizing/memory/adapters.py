@@ -1,7 +1,8 @@
 """Memory of LoRA adapters on one GPU and on the host, and whether a class of models supports them.
 
-vLLM allocates the matrices A and B of all slots for each linear layer when it loads the model, at the largest rank, and
-not by the adapters that it loads later (vllm/lora/model_manager.py, _create_lora_modules). The draft gets none.
+vLLM allocates the matrices A and B of all slots for each linear layer when it loads the model. Their size depends on
+the largest rank, not on the adapters that it loads later (vllm/lora/model_manager.py, _create_lora_modules). The draft
+gets no adapters.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -55,12 +56,12 @@ _ADAPTED_AS: Final = {
     "gate": ("gate",),
     "shared_expert_gate": ("shared_expert_gate",),
 }
-"""Names in adapters of the layers that vLLM merges, by ours (packed_modules_mapping of its models)."""
+"""Names that adapters use for a layer, by our name (packed_modules_mapping of vLLM's models)."""
 
 _COLUMN_PARALLEL: Final = ("q_proj", "gate_proj")
 _ROW_PARALLEL: Final = ("o_proj", "down_proj", "out_proj")
 _SLICES: Final = {"linear_attn.in_proj_qkvz": 4, "linear_attn.in_proj_ba": 2}
-"""Matrices A of layers whose parts `rank_layer` does not list (model_executor/layers/mamba/gdn_linear_attn.py)."""
+"""Number of matrices A of layers without parts in `rank_layer` (model_executor/layers/mamba/gdn_linear_attn.py)."""
 
 _WITHOUT_SLICES: Final = "Qwen3Next"
 """Prefix of classes that do not pack these layers (packed_modules_mapping)."""
@@ -104,7 +105,7 @@ def lora_support(architecture: str, version: str) -> LoraSupport:
 
 
 def first_version(architecture: str) -> str | None:
-    """Return the first version in which a class supports adapters, if earlier versions serve it without."""
+    """Return the version that added adapters to a class which earlier versions serve without them, or None."""
     return _classes_with_lora().since.get(architecture)
 
 
@@ -136,7 +137,7 @@ def _classes_with_lora() -> _Classes:
 
 
 def adapts_output_head(geometry: ModelGeometry, slots: AdapterSlots) -> bool:
-    """Return whether vLLM wraps the output head of a model, so that its vocabulary is limited."""
+    """Return whether vLLM wraps the output head of a model, which limits its vocabulary."""
     return geometry.architecture in _classes_with_lora().output_head and _is_adapted(OUTPUT_HEAD, slots)
 
 
@@ -153,8 +154,8 @@ def adapter_bytes(  # noqa: PLR0913 (all that it depends on)
 ) -> int:
     """Return the bytes that vLLM reserves for adapters on one rank; ``tokens`` and ``requests`` are those of a step.
 
-    ``precision`` is that of the served model; None: of the checkpoint. Equal to the buffers of vLLM's own classes for
-    self-attention, feed-forward layers and experts (a test compares them).
+    ``precision`` is that of the served model; None means that of the checkpoint. The result equals the buffers of
+    vLLM's own classes for self-attention, feed-forward layers and experts (a test compares them).
     """
     where = stage or whole_model(geometry)
     size_bytes = _matrix_bytes(geometry, slots, split, where, precision)
@@ -211,9 +212,9 @@ def _layer_rows(geometry: ModelGeometry, slots: AdapterSlots, split: Split, laye
 def _linear_rows(geometry: ModelGeometry, slots: AdapterSlots, split: Split, linear: LinearLayer) -> int:
     """Return the columns of A and the rows of B of one linear layer on one rank.
 
-    vllm/lora/layers/base_linear.py, column_parallel_linear.py and fused_moe.py, create_lora_weights. By default A is
-    whole on each rank of a column-parallel layer, and B on each of a row-parallel one. Fully sharded, the rank divides
-    both; A and B are then shorter by the same factor.
+    vllm/lora/layers/base_linear.py, column_parallel_linear.py and fused_moe.py, create_lora_weights. By default,
+    each rank has the whole A of a column-parallel layer, and the whole B of a row-parallel one. Fully sharded adapters
+    split these over the ranks, too.
     """
     if linear.module == ROUTER and _has_ungated_experts(geometry):
         return 0
@@ -231,7 +232,7 @@ def _linear_rows(geometry: ModelGeometry, slots: AdapterSlots, split: Split, lin
 
 
 def _slices(geometry: ModelGeometry, linear: LinearLayer) -> int:
-    """Return the matrices A of a layer: one for each layer that an adapter may hold apart."""
+    """Return the number of matrices A of a layer: one for each layer that vLLM merges into it."""
     data, architecture = _classes_with_lora(), geometry.architecture
     if linear.module in _SLICES:
         return 1 if architecture.startswith(_WITHOUT_SLICES) else _SLICES[linear.module]
@@ -283,7 +284,7 @@ def _is_described(geometry: ModelGeometry) -> bool:
 def _is_adapted(module: str, slots: AdapterSlots) -> bool:
     """Return whether --lora-target-modules keeps a layer (vllm/lora/utils.py, is_in_target_modules).
 
-    Layers whose name in adapters sizing does not know count as kept, and so do all if it does not know a target.
+    Layers without a known name in adapters count as kept. If a target is unknown, all layers do.
     """
     known = {name for names in _ADAPTED_AS.values() for name in names} | {EMBEDDING, OUTPUT_HEAD, EXPERTS}
     if not slots.modules or not slots.modules <= known:
@@ -309,10 +310,10 @@ def _is_compared(mixer: SingleMixer) -> bool:
 
 
 def adapter_margin_bytes(geometry: ModelGeometry, slots: AdapterSlots, size_bytes: int, tokens: int) -> int:
-    """Return the margin of one GPU for adapters: the intermediate results of one layer, and a doubt about its class.
+    """Return the margin of one GPU for adapters: intermediate results of one layer, and more for inexact classes.
 
-    The results of A are float32 for each token and slice (vllm/lora/punica_wrapper/punica_gpu.py, add_lora_linear), and
-    of the experts for each token and chosen expert.
+    The results of A are float32 values per token and slice (vllm/lora/punica_wrapper/punica_gpu.py, add_lora_linear),
+    and for experts per token and chosen expert.
     """
     top_k = max([1, *(part.top_k for part in _experts_of(geometry))])
     step = tokens * slots.rank * 3 * top_k * 4
@@ -328,8 +329,8 @@ def _experts_of(geometry: ModelGeometry) -> list[Experts]:
 def host_bytes(geometry: ModelGeometry, slots: AdapterSlots) -> int:
     """Return the most bytes of host memory for adapters, per rank: each process keeps --max-cpu-loras whole ones.
 
-    vllm/lora/worker_manager.py, LRUCacheWorkerLoRAManager. They are not split over ranks, and as large as their own
-    rank, which is at most the largest.
+    vllm/lora/worker_manager.py, LRUCacheWorkerLoRAManager. Adapters are not split over ranks, and
+    their size at the largest rank is an upper bound.
     """
     one = replace(slots, gpu=1, fully_sharded=False)
     return slots.host * int(_matrix_bytes(geometry, one, Split(1), whole_model(geometry)))
