@@ -58,6 +58,7 @@ _COUNTED_AS_USUAL: Final = (CudagraphMode.PIECEWISE, CudagraphMode.FULL, Cudagra
 _UNCOUNTED_FLAGS: Final = (
     *("--cpu-offload-gb", "--offload-group-size"),
     *("--enable-lora", "--enable-tower-connector-lora", "--specialize-active-lora", "--enable-moe-shared-loras"),
+    "--lora-dtype",
     *("--enable-mixed-moe-lora-format", "--enable-eplb", "--enable-dbo", "--kv-transfer-config"),
     *("--mm-encoder-tp-mode", "--mm-ipc-gpu-memory-gb"),
     *("--disable-hybrid-kv-cache-manager", "--kv-cache-dtype-skip-layers"),
@@ -126,7 +127,7 @@ def _https_note(facts: Facts) -> str | None:
 
 def _model_name_notes(spec: SpecDecodeDeploymentSpec) -> Iterator[str]:
     """Yield a note for each model name that a route matches and the engines do not serve."""
-    route, names = spec.expose.http_route, served_names(spec)
+    route, names = spec.expose.http_route, (*served_names(spec), *(each.name for each in spec.adapters))
     for number, match in enumerate([] if route is None else route.matches):
         for header in match.headers:
             if header.name.lower() == MODEL_NAME_HEADER.lower() and header.value not in names:

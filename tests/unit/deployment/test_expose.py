@@ -97,6 +97,7 @@ def test_requests_are_selected_by_headers_on_every_forwarded_path() -> None:
     ("name", "value", "is_noted"),
     [
         ("X-Gateway-Model-Name", "llama-plain", False),
+        ("X-Gateway-Model-Name", "sql", False),
         ("x-gateway-model-name", "other", True),
         ("X-Tenant", "other", False),
     ],
@@ -105,6 +106,7 @@ def test_a_model_name_that_the_engines_do_not_serve_is_noted(name: str, value: s
     matches = [{"headers": [{"name": name, "value": value}]}]
     spec = tiny_cpu(expose=asked(matches=matches))
     spec["serving"] |= {"servedModelNames": ["llama", "llama-plain"]}
+    spec["adapters"] = [{"name": "sql", "model": "adapters/sql", "rank": 8}]
     planned = decide(parent(spec))[2]["Planned"]
     assert planned.reason == "Fits"
     assert ("expose.httpRoute.matches[0]" in planned.message) == is_noted
