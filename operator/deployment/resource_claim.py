@@ -37,6 +37,8 @@ API_MISSING: Final = Blocked(
 )
 _SHOWN: Final = 4
 _SHOWN_TEXT: Final = 128
+_MOST_WORK: Final = 20_000_000
+"""Cost of all selectors of a spec on all devices, above which they are left to the scheduler: some seconds."""
 
 
 def claims_devices(spec: SpecDecodeDeploymentSpec) -> bool:
@@ -85,10 +87,11 @@ def _claimable(
         return ClaimableGpus((), Blocked("DeviceClassNotFound", message))
     own = [Selector(f"selectors[{number}]", text) for number, text in enumerate(texts)]
     selectors = [*inventory.classes[class_name], *own]
+    is_cheap = sum(each.cost for each in own) * len(inventory.devices) <= _MOST_WORK
     matching: dict[tuple[str, str], list[Device]] = defaultdict(list)
     reasons: Counter[str] = Counter()
     for device in inventory.devices:
-        why = device.refusal or _mismatch(device, selectors, products)
+        why = device.refusal or _mismatch(device, selectors, products, is_cheap=is_cheap)
         if why is None:
             matching[device.node, device.product].append(device)
         else:
@@ -114,9 +117,13 @@ def _usable(devices: list[Device], inventory: DeviceInventory) -> int:
     return min(1, len(devices)) if devices[0].is_slice else inventory.at_once(devices)
 
 
-def _mismatch(device: Device, selectors: Iterable[Selector], products: Collection[str]) -> str | None:
+def _mismatch(
+    device: Device, selectors: Iterable[Selector], products: Collection[str], *, is_cheap: bool
+) -> str | None:
     for selector in selectors:
         try:
+            if not is_cheap:
+                raise UnsupportedCelError(selector.place)
             why = selector.mismatch(device)
         except UnsupportedCelError:
             # The API server and the scheduler know more functions. The claim pins the product in any case.
