@@ -91,6 +91,7 @@ class Selector:
 
     place: str  # Where it is written
     text: str
+    is_too_costly: bool = False
 
     @property
     def cost(self) -> int:
@@ -99,7 +100,7 @@ class Selector:
 
     def mismatch(self, device: Device) -> str | None:
         """Return why a device does not match, or None; raises UnsupportedCelError."""
-        if not _has_bounded_cost(self.text):
+        if self.is_too_costly or not _has_bounded_cost(self.text):
             raise UnsupportedCelError(self.place)
         values = {
             "driver": device.driver,

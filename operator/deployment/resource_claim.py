@@ -7,7 +7,7 @@ annotation. The operator therefore renders the template of an earlier workload, 
 import json
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final
 
@@ -86,12 +86,13 @@ def _claimable(
         )
         return ClaimableGpus((), Blocked("DeviceClassNotFound", message))
     own = [Selector(f"selectors[{number}]", text) for number, text in enumerate(texts)]
+    if sum(each.cost for each in own) * len(inventory.devices) > _MOST_WORK:
+        own = [replace(each, is_too_costly=True) for each in own]
     selectors = [*inventory.classes[class_name], *own]
-    is_cheap = sum(each.cost for each in own) * len(inventory.devices) <= _MOST_WORK
     matching: dict[tuple[str, str], list[Device]] = defaultdict(list)
     reasons: Counter[str] = Counter()
     for device in inventory.devices:
-        why = device.refusal or _mismatch(device, selectors, products, is_cheap=is_cheap)
+        why = device.refusal or _mismatch(device, selectors, products)
         if why is None:
             matching[device.node, device.product].append(device)
         else:
@@ -117,13 +118,9 @@ def _usable(devices: list[Device], inventory: DeviceInventory) -> int:
     return min(1, len(devices)) if devices[0].is_slice else inventory.at_once(devices)
 
 
-def _mismatch(
-    device: Device, selectors: Iterable[Selector], products: Collection[str], *, is_cheap: bool
-) -> str | None:
+def _mismatch(device: Device, selectors: Iterable[Selector], products: Collection[str]) -> str | None:
     for selector in selectors:
         try:
-            if not is_cheap:
-                raise UnsupportedCelError(selector.place)
             why = selector.mismatch(device)
         except UnsupportedCelError:
             # The API server and the scheduler know more functions. The claim pins the product in any case.

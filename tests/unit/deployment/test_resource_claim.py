@@ -165,6 +165,13 @@ class TestPlan:
         assert made(claiming(selectors=[text]))[1]["Planned"].reason == "NoMatchingDevices"
         assert made(claiming(selectors=[text], products=[H200]))[1]["Planned"].reason == "Fits"
 
+    def test_selectors_that_cost_too_much_on_all_devices_are_left_to_the_scheduler(self) -> None:
+        costly = [" && ".join(["device.driver != ''"] * 150)] * 16
+        slices = [resource_slice(f"n{number}", *[gpu()] * 100) for number in range(4)]
+        many = read_inventory(slices, [GPUS])
+        assert made(claiming(selectors=costly), many)[1]["Planned"].reason == "NoMatchingDevices"
+        assert made(claiming(selectors=costly, products=[H200]), many)[1]["Planned"].reason == "Fits"
+
     def test_count_sets_the_share_of_each_node(self) -> None:
         two = read_inventory([resource_slice(f"h200-{number}", *[gpu()] * 8) for number in range(2)], [GPUS])
         desired, _ = made(claiming(count=1), two)
