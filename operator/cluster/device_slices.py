@@ -125,6 +125,7 @@ class DeviceInventory:
     classes: Mapping[str, tuple[Selector, ...]] = field(default_factory=dict)
     counters: Mapping[tuple[str, str], Mapping[str, Counters]] = field(default_factory=dict)  # By driver and pool
     is_known: bool = True  # False if the operator could not list them
+    memo: dict[Any, Any] = field(default_factory=dict, repr=False)  # Answers of others about these devices
 
     def at_once(self, devices: Sequence[Device]) -> int:
         """Return how many of these devices can be allocated at the same time.
