@@ -4,8 +4,10 @@ Names of attributes and capacities are those of NVIDIA's driver: kubernetes-sigs
 cmd/gpu-kubelet-plugin, deviceinfo.go, mig.go and consumable_shares.go.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final
 
 from specdecode_operator.api.crd_validation import CelError, UnsupportedCelError, evaluator_with
@@ -18,6 +20,12 @@ _TYPE, _PRODUCT, _PROFILE, _MEMORY = "type", "productName", "profile", "memory"
 _VFIO: Final = "vfio"
 _TAINTS: Final = ("NoSchedule", "NoExecute")
 _KINDS: Final = ("string", "int", "bool", "version")
+_COST_OF_ANY, _COST_OF_PATTERN = 300, 10
+_LONGEST_TEXT: Final = 4096
+_CALL: Final = re.compile(r"([A-Za-z_]\w*)(?:\s|//[^\n]*)*\(")
+_BUILT_IN: Final = frozenset(
+    {"has", "in", "size", "contains", "startsWith", "endsWith", "matches", "string", "int", "uint", "double"}
+)
 
 Counters = Mapping[str, int]
 
@@ -83,9 +91,17 @@ class Selector:
 
     place: str  # Where it is written
     text: str
+    is_too_costly: bool = False
+
+    @property
+    def cost(self) -> int:
+        """Relative cost of evaluating it for one device."""
+        return _COST_OF_ANY + len(self.text) * (_COST_OF_PATTERN if "matches" in self.text else 1)
 
     def mismatch(self, device: Device) -> str | None:
         """Return why a device does not match, or None; raises UnsupportedCelError."""
+        if self.is_too_costly or not _has_bounded_cost(self.text):
+            raise UnsupportedCelError(self.place)
         values = {
             "driver": device.driver,
             "attributes": device.attributes,
@@ -109,6 +125,7 @@ class DeviceInventory:
     classes: Mapping[str, tuple[Selector, ...]] = field(default_factory=dict)
     counters: Mapping[tuple[str, str], Mapping[str, Counters]] = field(default_factory=dict)  # By driver and pool
     is_known: bool = True  # False if the operator could not list them
+    memo: dict[Any, Any] = field(default_factory=dict, repr=False)  # Answers of others about these devices
 
     def at_once(self, devices: Sequence[Device]) -> int:
         """Return how many of these devices can be allocated at the same time.
@@ -215,6 +232,25 @@ def _version(text: object) -> list[int]:
     return [whole_number(part) or 0 for part in core.split(".")]
 
 
+def _replaced(text: str, old: str, new: str) -> str:
+    if len(text) + text.count(old) * len(new) > _LONGEST_TEXT:
+        raise ValueError(f"replace: the result is longer than {_LONGEST_TEXT} characters")
+    return text.replace(old, new)
+
+
+@lru_cache(maxsize=1024)
+def _has_bounded_cost(text: str) -> bool:
+    """Return whether the cost of an expression grows only with its length: users write them.
+
+    Nested macros, such as ``all``, and counted or Unicode classes in patterns can take hours or all memory. The API
+    server limits their cost, and can evaluate them.
+    """
+    names = set(_CALL.findall(text))
+    if "`" in text or not names <= _BUILT_IN | _FUNCTIONS.keys():
+        return False
+    return "matches" not in names or not ("\\" in text or "{" in text or "replace" in names)
+
+
 _FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "quantity": _amount,
     "semver": _version,
@@ -223,6 +259,6 @@ _FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "isLessThan": lambda one, other: one < other,
     "lowerAscii": str.lower,
     "upperAscii": str.upper,
-    "replace": str.replace,
+    "replace": _replaced,
 }
 """CEL functions beyond the base language that the scheduler supports in selectors."""

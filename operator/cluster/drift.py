@@ -14,6 +14,7 @@ from typing import Any, Final
 from specdecode_operator.api.base import Body
 from specdecode_operator.cluster.clock import rfc3339
 from specdecode_operator.cluster.resources import APPLIED_HASH_ANNOTATION, JOB, MANAGER, PERSISTENT_VOLUME_CLAIM, POD
+from specdecode_operator.untrusted import parse_json
 
 _FIELDS_NAMED: Final = 5
 _KEYS: Final = ("name", "uid")
@@ -146,7 +147,7 @@ def applied_replicas_managers(metadata: Body) -> list[str]:
         if entry.get("operation") == "Apply" and "f:replicas" in (_fields(entry).get("f:spec") or {})
     }
     try:
-        last = json.loads((metadata.get("annotations") or {}).get(_LAST_APPLIED, "{}"))
+        last = parse_json((metadata.get("annotations") or {}).get(_LAST_APPLIED, "{}"))
         found |= {"kubectl apply"} if "replicas" in last["spec"] else set()
     except (KeyError, TypeError, ValueError):
         pass

@@ -7,8 +7,7 @@ annotation, from which the operator also renders the template of an earlier work
 import json
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from specdecode_operator.api.base import Body
@@ -37,6 +36,9 @@ API_MISSING: Final = Blocked(
 )
 _SHOWN: Final = 4
 _SHOWN_TEXT: Final = 128
+_MOST_ANSWERS: Final = 64
+_MOST_WORK: Final = 20_000_000
+"""Cost of all selectors of a spec on all devices, above which they are left to the scheduler: some seconds."""
 
 
 def claims_devices(spec: SpecDecodeDeploymentSpec) -> bool:
@@ -63,10 +65,16 @@ def claimable_gpus(spec: SpecDecodeDeploymentSpec, inventory: DeviceInventory) -
     """Return the GPUs that the claim of a spec matches."""
     claim = spec.accelerator.resource_claim
     assert claim is not None  # noqa: S101  checked by the caller
-    return _claimable(claim.device_class_name, tuple(claim.selectors), tuple(spec.accelerator.products), inventory)
+    asked = (claim.device_class_name, tuple(claim.selectors), tuple(spec.accelerator.products))
+    # Not a cache of this module, which would keep the devices of earlier slices.
+    memo: dict[Any, ClaimableGpus] = inventory.memo
+    if asked not in memo:
+        if len(memo) >= _MOST_ANSWERS:
+            memo.clear()
+        memo[asked] = _claimable(*asked, inventory)
+    return memo[asked]
 
 
-@lru_cache(maxsize=64)
 def _claimable(
     class_name: str, texts: tuple[str, ...], products: tuple[str, ...], inventory: DeviceInventory
 ) -> ClaimableGpus:
@@ -84,6 +92,8 @@ def _claimable(
         )
         return ClaimableGpus((), Blocked("DeviceClassNotFound", message))
     own = [Selector(f"selectors[{number}]", text) for number, text in enumerate(texts)]
+    if sum(each.cost for each in own) * len(inventory.devices) > _MOST_WORK:
+        own = [replace(each, is_too_costly=True) for each in own]
     selectors = [*inventory.classes[class_name], *own]
     matching: dict[tuple[str, str], list[Device]] = defaultdict(list)
     reasons: Counter[str] = Counter()

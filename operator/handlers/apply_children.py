@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Final
 
-from specdecode_operator.api import base
+from specdecode_operator.api import base, capture, training
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Key
 from specdecode_operator.cluster.cache import Cache, is_model_facts, slim
@@ -562,8 +562,10 @@ class EngineChildren(Children):
         outcome = desired.outcome
         if not live or isinstance(outcome, NotLaunched):
             return []
-        runs = [*self.cache.captures_of(self.key), *self.cache.trainings_of(self.key)]
-        keys = [Key(self.key.namespace, each["metadata"]["name"], each["kind"]) for each in runs]
+        # Objects of lists have no kind.
+        runs = {capture.KIND: self.cache.captures_of(self.key), training.KIND: self.cache.trainings_of(self.key)}
+        names = [(each["metadata"]["name"], kind) for kind, found in runs.items() for each in found]
+        keys = [Key(self.key.namespace, name, kind) for name, kind in names]
         jobs = [job["spec"]["template"] for key in keys for job in self.cache.children_of(key, JOB.kind)]
         workloads = [child for child in self.owned().values() if child["kind"] in WORKLOAD_KINDS]
         pods = [*self.cache.children_of(self.key, POD.kind), *jobs, *chain.from_iterable(map(pod_templates, workloads))]

@@ -4,6 +4,7 @@ from typing import Any
 
 from specdecode_operator.api.base import Body
 from tests.support.objects import H100, H200, pair_70b, tiny_cpu
+from tests.support.refreshes import schedule_of
 
 OPEN, SMALL, ONE_PRODUCT = "limits-open", "limits-small", "limits-one-product"
 """Namespaces."""
@@ -41,6 +42,12 @@ def small(**changes: Any) -> Body:
 def with_pod(**spec: Any) -> Body:
     """Return a spec that the small namespace would take without this in its podTemplate."""
     return small(podTemplate={"spec": spec})
+
+
+def with_draft(**changes: Any) -> Body:
+    """Return a spec that the small namespace takes, with changes of its draft."""
+    spec = small()
+    return {**spec, "speculation": {**spec["speculation"], "draft": {**spec["speculation"]["draft"], **changes}}}
 
 
 def on_nodes(path: str) -> Body:
@@ -141,6 +148,21 @@ REFUSED: dict[str, tuple[str, Body, str]] = {
         SMALL,
         with_pod(volumes=[{"name": "v", "image": {"reference": "evil:1"}}]),
         "spec.podTemplate: evil:1: in this namespace images are from",
+    ),
+    "another image of models": (
+        SMALL,
+        small(models={"volume": {"image": {"reference": "evil:1"}}}),
+        "spec.models.volume.image.reference: evil:1: in this namespace images are from",
+    ),
+    "another image of a draft": (
+        SMALL,
+        with_draft(image={"reference": "evil:1"}),
+        "spec.speculation.draft.image.reference: evil:1: in this namespace images are from",
+    ),
+    "another image of a trainer": (
+        SMALL,
+        small(captures=[schedule_of(100, template={"trainer": {"image": "evil:1"}})]),
+        "spec.captures.training.template.trainer.image: evil:1: in this namespace images are from",
     ),
     "GPUs by a claim": (
         SMALL,

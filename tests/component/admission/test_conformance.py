@@ -38,7 +38,7 @@ COMMANDS = {
 @pytest.fixture(scope="module")
 def schemas(crds: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
     kubectl = Kubectl(crds.kubeconfig)
-    with leader_worker_sets(kubectl) if GROUPS else nullcontext(), prometheus_operator(kubectl):
+    with leader_worker_sets(kubectl) if GROUPS else nullcontext(), prometheus_operator(kubectl), gateways(kubectl):
         return write_schemas(kubectl, tmp_path_factory.mktemp("schemas"))
 
 
@@ -56,6 +56,15 @@ def prometheus_operator(kubectl: Kubectl) -> Iterator[None]:
     folder = binaries.prometheus_operator_crds()
     kinds = ("podmonitors", "servicemonitors", "prometheusrules")
     with installed(kubectl, *(f"--filename={folder}/monitoring.coreos.com_{each}.yaml" for each in kinds)):
+        yield
+
+
+@contextmanager
+def gateways(kubectl: Kubectl) -> Iterator[None]:
+    """The kinds of the Gateway API and its Inference Extension that the operator creates, for a while."""
+    route = binaries.gateway_api_crds() / "gateway.networking.k8s.io_httproutes.yaml"
+    pool = binaries.inference_extension_crds() / "inference.networking.k8s.io_inferencepools.yaml"
+    with installed(kubectl, f"--filename={route}", f"--filename={pool}"):
         yield
 
 

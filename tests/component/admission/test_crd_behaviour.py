@@ -140,7 +140,10 @@ def status() -> dict[str, Any]:
         "observedGeneration": 1,
         "lastTransitionTime": "2026-11-21T10:00:00Z",
     }
-    memory = ("total", "requested", "targetWeights", "draftWeights", "state", "activation", "cudaGraphs", "nonTorch")
+    memory = (
+        *("total", "requested", "targetWeights", "draftWeights", "adapters", "state", "activation", "cudaGraphs"),
+        "nonTorch",
+    )
     plan = {
         "verdict": "Fits",
         "explanation": "2 GPUs.",
@@ -233,6 +236,10 @@ def status() -> dict[str, Any]:
                 "reason": "Promoted",
                 "message": "m",
                 "failed": ["1" * 16],
+                "update": "InPlace",
+                "updateMessage": "m",
+                "startTraining": "older",
+                "startSha256": "cd" * 32,
             },
             "canaries": {
                 "right": 40,

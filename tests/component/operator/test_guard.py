@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from specdecode_operator.api.crd_validation import evaluator
+from specdecode_operator.cluster.rights import OPERATOR_RIGHTS, Scope
 from specdecode_operator.deployment.pod_security import (
     CAPABILITIES,
     PROFILES,
@@ -240,6 +241,27 @@ def holds(policy: dict[str, Any], body: dict[str, Any]) -> bool:
         variables[each["name"]] = evaluator(None, **given, variables=variables)(each["expression"])
     evaluate = evaluator(None, **given, variables=variables)
     return all(evaluate(each["expression"]) for each in policy["spec"]["validations"])
+
+
+def test_guard_covers_all_kinds_that_the_operator_may_write() -> None:
+    (policy,) = [each for each in guard() if "Binding" not in each["kind"]]
+    (rule,) = policy["spec"]["matchConstraints"]["resourceRules"]
+    writes = {"create", "patch", "delete"}
+    written = {
+        right.resource
+        for right in OPERATOR_RIGHTS
+        if right.scope is Scope.SERVED and writes & {*right.verbs} and not right.resource.endswith("/status")
+    }
+    assert {each.partition(".")[0] for each in written} == {*rule["resources"]}
+    assert {each.partition(".")[2] for each in written} == {*rule["apiGroups"]}
+
+
+@pytest.mark.parametrize(("owner", "passes"), [("SpecDecodeDeployment", True), ("SpecDecodeCapture", False)])
+def test_a_training_belongs_to_a_deployment(owner: str, passes: bool) -> None:
+    (policy,) = [each for each in guard() if "Binding" not in each["kind"]]
+    owners = [{"apiVersion": "specdecode.io/v1alpha1", "kind": owner, "name": "x", "uid": "u"}]
+    metadata = {"name": "x", "labels": OURS, "ownerReferences": owners}
+    assert holds(policy, {"kind": "SpecDecodeTraining", "metadata": metadata, "spec": {"deployment": "x"}}) == passes
 
 
 def test_stolen_token_can_write_only_the_operators_children(stolen: Kubectl) -> None:

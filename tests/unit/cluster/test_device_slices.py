@@ -120,3 +120,26 @@ def test_selector_that_only_kubernetes_knows_is_not_guessed() -> None:
     (found,) = read(gpu())
     with pytest.raises(UnsupportedCelError):
         Selector("selectors[0]", "device.attributes['x'].?y.orValue('') == ''").mismatch(found)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[1, 2].all(a, [1, 2].all(b, a + b > 0))",
+        "[1, 2].all // a comment\n (a, a > 0)",
+        "device.driver.matches('(.{50}){9}')",
+        r"device.driver.matches('\\w\\w')",
+        r"device.driver.matches('(.\x7b50})')",
+        "device.driver.matches('.<50}'.replace('<', 'x'))",
+    ],
+)
+def test_selectors_whose_cost_has_no_bound_are_left_to_the_scheduler(text: str) -> None:
+    (found,) = read(gpu())
+    with pytest.raises(UnsupportedCelError):
+        Selector("selectors[0]", text).mismatch(found)
+
+
+def test_text_that_a_selector_makes_long_is_refused() -> None:
+    (found,) = read(gpu())
+    text = "'a'" + ".replace('a', 'aaaaaaaaaa')" * 5 + " != ''"
+    assert "has no value" in str(Selector("selectors[0]", text).mismatch(found))

@@ -233,6 +233,7 @@ def test_an_unknown_capacity_is_reported_instead_of_missing_metrics() -> None:
         ({"managedFields": [{"manager": "kubectl-create", "operation": "Update"}]}, None),
         ({"annotations": {"kubectl.kubernetes.io/last-applied-configuration": '{"spec": {}}'}}, None),
         ({"annotations": {"kubectl.kubernetes.io/last-applied-configuration": "[]"}}, None),
+        ({"annotations": {"kubectl.kubernetes.io/last-applied-configuration": "[" * 100_000}}, None),
     ],
 )
 def test_a_manifest_with_replicas_is_reported(metadata: Body, writer: str | None) -> None:

@@ -1,13 +1,17 @@
 """Plan and render engines that claim their GPUs through Dynamic Resource Allocation."""
 
+import gc
 import json
+import weakref
 from typing import Any
 
 import pytest
 
+from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.cluster.device_slices import UNKNOWN_DEVICES, DeviceInventory, Selector, read_inventory
 from specdecode_operator.cluster.nodes import gpus_of
 from specdecode_operator.deployment.desired_state import DesiredState
+from specdecode_operator.deployment.resource_claim import claimable_gpus
 from specdecode_operator.deployment.rollout.blocked_pods import first_blocked
 from tests.support.decisions import decide
 from tests.support.devices import GPUS, MIGS, claiming, device, gpu, mig, resource_slice
@@ -164,6 +168,23 @@ class TestPlan:
         text = "device.attributes['gpu.nvidia.com'].?productName.orValue('') != ''"
         assert made(claiming(selectors=[text]))[1]["Planned"].reason == "NoMatchingDevices"
         assert made(claiming(selectors=[text], products=[H200]))[1]["Planned"].reason == "Fits"
+
+    def test_selectors_that_cost_too_much_on_all_devices_are_left_to_the_scheduler(self) -> None:
+        costly = [" && ".join(["device.driver != ''"] * 150)] * 16
+        slices = [resource_slice(f"n{number}", *[gpu()] * 100) for number in range(4)]
+        many = read_inventory(slices, [GPUS])
+        assert made(claiming(selectors=costly), many)[1]["Planned"].reason == "NoMatchingDevices"
+        assert made(claiming(selectors=costly, products=[H200]), many)[1]["Planned"].reason == "Fits"
+
+    def test_devices_of_earlier_slices_are_not_kept(self) -> None:
+        inventory = read_inventory([resource_slice("n", gpu())], [GPUS])
+        spec = SpecDecodeDeploymentSpec.parse(pair_70b(accelerator=claiming()))
+        assert claimable_gpus(spec, inventory) is claimable_gpus(spec, inventory), "evaluated once"
+        assert [each.product for each in claimable_gpus(spec, inventory).nodes] == [H200]
+        earlier = weakref.ref(inventory)
+        del inventory
+        gc.collect()
+        assert earlier() is None
 
     def test_count_sets_the_share_of_each_node(self) -> None:
         two = read_inventory([resource_slice(f"h200-{number}", *[gpu()] * 8) for number in range(2)], [GPUS])
