@@ -156,8 +156,8 @@ def test_operator_role_has_no_unlisted_write_permissions() -> None:
     assert "secrets" not in {resource for _, resource, _ in granted}
     writable = {resource for _, resource, verb in granted if verb not in ("get", "list", "watch")}
     assert writable == {
-        "specdecodedeployments/status", "specdecodecaptures", "specdecodecaptures/status", "specdecodetrainings/status",
-        "configmaps", "services",
+        "specdecodedeployments/status", "specdecodecaptures", "specdecodecaptures/status", "specdecodetrainings",
+        "specdecodetrainings/status", "resourceclaimtemplates", "configmaps", "services",
         "deployments", "leaderworkersets", "jobs", "persistentvolumeclaims", "poddisruptionbudgets", "events",
         "pods/eviction", "httproutes", "inferencepools", "horizontalpodautoscalers", "scaledobjects",
         "pods",  # the guard takes dry runs alone
