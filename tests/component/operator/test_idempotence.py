@@ -21,7 +21,10 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 NAMESPACE = "examples"
 OURS = "--selector=app.kubernetes.io/managed-by=specdecode-operator"
 CHILD_KINDS = "deployments,services,configmaps,poddisruptionbudgets,jobs"
-SETTLED = ("Unschedulable", "WaitingForVolume", "WaitingForSecret", "DownloadingModels", "LeaderWorkerSetMissing")
+SETTLED = (
+    *("Unschedulable", "WaitingForVolume", "WaitingForSecret", "DownloadingModels", "LeaderWorkerSetMissing"),
+    "DeviceClassNotFound",
+)
 """Reasons of Ready once everything was done that can be done in a cluster without a kubelet."""
 
 
