@@ -240,6 +240,12 @@ def test_capture_with_other_arms_is_forged(arm: int, change: Body) -> None:
     assert is_forged(made, training, SpecDecodeTrainingSpec.parse(training.spec))
 
 
+def test_capture_with_another_baseline_is_forged() -> None:
+    training, made = read_training(better_training()), judging()
+    made["spec"]["arms"].reverse()
+    assert is_forged(made, training, SpecDecodeTrainingSpec.parse(training.spec))
+
+
 @pytest.mark.parametrize("change", [{"deployment": "another"}, {"workload": {}}, {"arms": "none"}])
 def test_capture_with_other_prompts_is_forged(change: Body) -> None:
     training, made = read_training(better_training()), judging()
