@@ -57,6 +57,11 @@ def test_only_the_newest_generation_of_a_pool_counts() -> None:
     assert len(read_inventory([old, new, resource_slice("m", gpu())], []).devices) == 2
 
 
+def test_device_may_name_its_own_node() -> None:
+    found = read({**gpu(), "nodeName": "m"}, gpu(), nodeName=None)
+    assert [each.node for each in found] == ["m", "n"], "its own node, or else the pool"
+
+
 def consuming(body: Body, **counters: str) -> Body:
     amounts = {name: {"value": value} for name, value in counters.items()}
     return {**body, "consumesCounters": [{"counterSet": "gpu-0", "counters": amounts}]}
