@@ -146,6 +146,25 @@ def test_settings_that_vllm_chooses_are_its_defaults_not_ours(specdecode: Specde
     assert "1,024 requests" in result.stdout or "1024" in result.stdout, result.output
 
 
+@pytest.mark.parametrize(("tokens", "requests"), [("16384", "1024"), ("512", "512")])
+def test_only_fewer_tokens_lower_the_default_number_of_requests(
+    specdecode: Specdecode, write: WriteObject, tokens: str, requests: str
+) -> None:
+    args = (LLAMA_8B, "--max-num-batched-tokens", tokens)
+    bodies = (engine(*args), engine(*args, "--max-num-seqs", requests))
+    assumed, given = (planned(specdecode, "-f", write("d.yaml", body), "--gpu", "H100")["old"] for body in bodies)
+    assert assumed["candidates"] == given["candidates"]
+
+
+@pytest.mark.parametrize(("gpus", "warned"), [("1", True), ("2", False)])
+def test_arguments_that_use_more_gpus_than_the_pod_has_are_warned_about(
+    specdecode: Specdecode, write: WriteObject, gpus: str, *, warned: bool
+) -> None:
+    body = engine(LLAMA_8B, "-tp", "2", resources={"limits": {"nvidia.com/gpu": gpus}})
+    found = planned(specdecode, "-f", write("d.yaml", body), "--gpu", "H100")["old"]
+    assert any("containers[0].resources: nvidia.com/gpu" in each for each in found["advice"]) is warned
+
+
 @pytest.mark.parametrize(
     ("body", "field", "value"),
     [
@@ -267,6 +286,13 @@ def test_gpu_comes_from_the_labels_that_pin_the_pod(
     found = json.loads(result.stdout)["objects"][0]
     assert {each["product"] for each in found["candidates"]} == {H200}
     assert "--gpu" not in result.stderr
+
+
+def test_gpu_is_not_taken_from_labels_with_an_unknown_one(specdecode: Specdecode, write: WriteObject) -> None:
+    labels = node_affinity("karpenter.k8s.aws/instance-gpu-name", "h200", "a-gpu-of-2030")
+    result = specdecode("plan", "-f", write("d.yaml", pinned(affinity=labels)), "-o", "json")
+    assert {each["product"] for each in json.loads(result.stdout)["objects"][0]["candidates"]} != {H200}
+    assert "--gpu" in result.stderr
 
 
 def test_one_message_asks_for_the_gpu_of_all_servers(specdecode: Specdecode, write: WriteObject) -> None:

@@ -57,6 +57,11 @@ def test_only_the_newest_generation_of_a_pool_counts() -> None:
     assert len(read_inventory([old, new, resource_slice("m", gpu())], []).devices) == 2
 
 
+def test_device_may_name_its_own_node() -> None:
+    found = read({**gpu(), "nodeName": "m"}, gpu(), nodeName=None)
+    assert [each.node for each in found] == ["m", "n"], "its own node, or else the pool"
+
+
 def consuming(body: Body, **counters: str) -> Body:
     amounts = {name: {"value": value} for name, value in counters.items()}
     return {**body, "consumesCounters": [{"counterSet": "gpu-0", "counters": amounts}]}
@@ -142,4 +147,4 @@ def test_selectors_whose_cost_has_no_bound_are_left_to_the_scheduler(text: str) 
 def test_text_that_a_selector_makes_long_is_refused() -> None:
     (found,) = read(gpu())
     text = "'a'" + ".replace('a', 'aaaaaaaaaa')" * 5 + " != ''"
-    assert "has no value" in str(Selector("selectors[0]", text).mismatch(found))
+    assert "longer than" in str(Selector("selectors[0]", text).mismatch(found))

@@ -245,3 +245,13 @@ def test_a_manifest_with_replicas_is_reported(metadata: Body, writer: str | None
     assert found.status == "True"
     assert found.reason == ("ReplicasAlsoSet" if writer else "AutoscalerActive")
     assert writer is None or writer in found.message
+
+
+def test_a_failure_is_reported_before_a_manifest_with_replicas() -> None:
+    body = parent(tiny_cpu(autoscaling=asked(), replicas=2))
+    body["metadata"]["managedFields"] = [
+        {"manager": "flux", "operation": "Apply", "fieldsV1": {"f:spec": {"f:replicas": {}}}}
+    ]
+    failing = live(ScalingActive=("False", "FailedGetPodsMetric"))
+    found = decide(body, Observation(autoscaler=failing))[2]["Autoscaled"]
+    assert (found.status, found.reason) == ("False", "MetricsUnavailable")

@@ -92,3 +92,7 @@ def test_failed_engine_is_not_complete() -> None:
     found = update_of(NEW, OLD, 1, {"1": reading(NEW.sha256, "failed")})
     assert (found.is_complete, found.is_wrong) == (False, False)
     assert found.failure == "pod 1: failed: why"
+
+
+def test_update_without_wanted_engines_is_not_complete() -> None:
+    assert not update_of(NEW, OLD, 0, {}).is_complete

@@ -134,7 +134,9 @@ PAYS = compared("trained", "Pays", (1.5, 1.3, 1.7))
         (compared("trained", "Pays", (1.5, 1.3, 1.7), "NotChecked"), "Unknown", "Inconclusive"),
         (compared("trained", "Pays", (1.5, 1.3, 1.7), "Lossy"), "Unknown", "Inconclusive"),
         (compared("trained", "Pays", (1.5, 0.9, 1.7)), "Unknown", "Inconclusive"),
+        (compared("trained", "Pays", (1.5, 1.0, 1.7)), "Unknown", "Inconclusive"),
         (compared("trained", "DoesNotPay", (0.8, 0.7, 1.1)), "Unknown", "Inconclusive"),
+        (compared("trained", "DoesNotPay", (0.8, 0.7, 1.0)), "Unknown", "Inconclusive"),
         ({**PAYS, "loads": []}, "Unknown", "Inconclusive"),
         ({**PAYS, "loads": [{**PAYS["loads"][0], "low": "much"}]}, "Unknown", "Inconclusive"),
     ],
@@ -237,6 +239,12 @@ def test_own_capture_is_not_forged(served: Method) -> None:
 def test_capture_with_other_arms_is_forged(arm: int, change: Body) -> None:
     training, made = read_training(better_training()), judging()
     made["spec"]["arms"][arm] |= change
+    assert is_forged(made, training, SpecDecodeTrainingSpec.parse(training.spec))
+
+
+def test_capture_with_another_baseline_is_forged() -> None:
+    training, made = read_training(better_training()), judging()
+    made["spec"]["arms"].reverse()
     assert is_forged(made, training, SpecDecodeTrainingSpec.parse(training.spec))
 
 

@@ -14,9 +14,11 @@ from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from specdecode_operator.deployment.rollout.readiness import stalled
 from specdecode_operator.deployment.rollout.rollback import Failure
 from specdecode_operator.deployment.rollout.rollout_gate import Held
+from specdecode_operator.training.in_place import TIME_PER_ENGINE_S, update_of
 from specdecode_operator.training.observation import read_training
 from specdecode_operator.training.offers import offers_of
 from specdecode_operator.training.promotion import Rollouts, choose, is_news, promoted_condition
+from specdecode_operator.vllm.engine_metrics import EngineReading, HeadUpdate
 from tests.support.better_trainings import SHA256, asking, better_training, head
 from tests.support.decisions import desired_state
 from tests.support.objects import Body, parent, tiny_cpu
@@ -157,6 +159,46 @@ class TestChoice:
         assert found.failed == [*failed(better_training()), *earlier[:-1]]
         replaced = chosen(rollouts(), better_training(), NEWER, served=before)
         assert (replaced.training, replaced.failed) == ("newer", earlier)
+
+
+class TestInPlace:
+    def after(self, reading: EngineReading, waits_s: float) -> TrainedDraftStatus:
+        """Return the next status if the only engine started with head old and has to load head newer."""
+        spec = asking()
+        spec["speculation"]["draftUpdate"] = "InPlace"
+        served = {
+            **SERVED,
+            "training": "newer",
+            "startTraining": "old",
+            "startSha256": "0a" * 32,
+            "update": "InPlace",
+            "reason": "RolloutInProgress",
+            "failed": ["0" * 16],
+        }
+        old = better_training("old", status={"head": head("old", sha256="0a" * 32)})
+        offers = offers_of(deployment(spec, **served), [old, NEWER])
+        assert offers is not None
+        assert offers.present is not None
+        assert offers.start is not None
+        update = update_of(offers.present, offers.start, 1, {"llama-1": reading})
+        state = rollouts(update=update, update_waits_s=waits_s)
+        found = choose(offers, state, TrainedDraftStatus.parse(served), datetime(2026, 3, 1, tzinfo=UTC))
+        assert found is not None
+        return found
+
+    @pytest.mark.parametrize(("waits_s", "how"), [(TIME_PER_ENGINE_S, "InPlace"), (TIME_PER_ENGINE_S + 1, "Restart")])
+    def test_engine_has_some_time_to_report(self, waits_s: float, how: str) -> None:
+        found = self.after(reading(), waits_s)
+        assert (found.training, found.update) == ("newer", how)
+
+    def test_earlier_failures_are_remembered_if_answers_are_wrong(self) -> None:
+        found = self.after(reading(HeadUpdate(SHA256, "reverted", "why", 0.1)), 0)
+        assert (found.training, found.reason) == ("old", "RolledBack")
+        assert found.failed[1:] == ["0" * 16]
+
+
+def reading(update: HeadUpdate | None = None) -> EngineReading:
+    return EngineReading(*(None,) * 5, 0, 0, 0, head_update=update)
 
 
 CHAT = TrainedDraftStatus.parse({**SERVED, "reason": "Promoted"})

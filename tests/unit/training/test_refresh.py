@@ -232,6 +232,17 @@ class TestWhenDecayed:
         assert bool(world.trainings) == starts
         assert world.reason == ("TrainingRunning" if starts else "NotDecayed")
 
+    @pytest.mark.parametrize(("completed", "reason"), [(99, "NotDecayed"), (100, "TrainingRunning")])
+    def test_lengths_of_few_requests_are_not_compared(self, completed: int, reason: str) -> None:
+        world = self.decayed()
+        world.capture()
+        world.reconcile()
+        world.advance(WEEK)
+        summary = world.captures[world.capture()]["status"]["summary"]
+        summary |= {"requests": {"sent": 600, "completed": completed}, "promptTokens": 1000 * completed}
+        world.reconcile()
+        assert world.reason == reason
+
     def test_acceptance_of_lookups_is_not_compared(self) -> None:
         world = self.decayed()
         world.capture()
@@ -289,6 +300,12 @@ class TestBudget:
         assert world.status is not None
         assert world.status.running is None
         assert world.status.used_gpu_seconds == pytest.approx(GPUS * 1800, abs=GPUS * 300)
+
+    def test_training_counts_at_most_what_it_reserved(self) -> None:
+        world = refreshes()
+        trained(world, 10 * HOUR)
+        assert world.status is not None
+        assert world.status.used_gpu_seconds == pytest.approx(ONE * 3600)
 
     def test_measurement_counts_without_its_wait_for_gpus(self) -> None:
         world = refreshes(template={"judgement": {"enabled": True}})

@@ -211,6 +211,18 @@ class TestFigures:
         assert found.arm("none").tokens_per_step is None
         assert found.arm("old").tokens_per_step is None
 
+    def test_tokens_per_step_leave_out_prompts_that_one_arm_lacks(self, tmp_path: Path) -> None:
+        made = MadeCapture(arms={"old": SPECULATING, "new": SPECULATING}, requests=66, repetitions=1).make(tmp_path)
+        trace = made / "new/1/trace.jsonl"
+        lines = [json.loads(line) for line in trace.read_text().splitlines()]
+        (lost,) = (line for line in lines[1:] if line["request_id"].endswith("-0"))
+        lost["request_id"] = "unknown"
+        trace.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        renew(trace.parent)
+        steps = compare_capture(made).arm("new").tokens_per_step
+        assert steps is not None
+        assert steps.requests == 64, "requests 0 and 64 are in one group"
+
     def test_interval_of_tokens_per_step_holds_equal_drafts_in_nineteen_of_twenty(self, tmp_path: Path) -> None:
         made = MadeCapture(arms={"old": SPECULATING, "new": SPECULATING}, requests=64, repetitions=1)
         found = [

@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 
 from specdecode_operator.capture.recorder.head_loader import (
+    NEW,
+    OLD,
+    HeadLoader,
     RefusedError,
+    Update,
     check_configs,
     check_tensors,
     read_below,
@@ -101,3 +105,21 @@ def test_heads_with_other_tensors_are_refused(new: dict[str, Tensor], why: str) 
     check_tensors({"a": Tensor()}, {"a": Tensor()})
     with pytest.raises(RefusedError, match=why):
         check_tensors(new, {"a": Tensor()})
+
+
+def test_worker_that_loads_the_old_head_at_the_second_try_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = HeadLoader()
+    update = Update(worker, Path("/drafts/heads"), "team/new/head", "ab" * 32, Path("/drafts/heads/team/old/head"))
+    update.refused = ""
+    worker.specdecode_update = update
+    tries = iter([None, RuntimeError("busy"), None])
+
+    def load(which: str) -> None:
+        if (error := next(tries)) is not None:
+            raise error
+
+    monkeypatch.setattr(update, "load", load)
+    assert worker.specdecode_load_head(NEW) == ""
+    assert worker.specdecode_folder == update.folder
+    assert worker.specdecode_load_head(OLD) == "RuntimeError: busy"
+    assert worker.specdecode_folder == update.old_folder

@@ -1,6 +1,7 @@
 """The recorder's part of an update: requests wait only while workers load, and a failure returns the old head."""
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY, generate_latest
 
-from specdecode_operator.capture.recorder import head_metrics
+from specdecode_operator.capture.recorder import head_metrics, head_update
 from specdecode_operator.capture.recorder.head_update import Head, HeadUpdater, Judged, engine_under_construction
 from specdecode_operator.vllm.engine_metrics import HEAD_PAUSE, HEAD_UPDATE, read_exposition
 
@@ -99,6 +100,7 @@ def published() -> dict[str, str]:
 def test_head_is_kept_if_the_answers_are_right(engine: AsyncLLM) -> None:
     assert [each["result"] for each in followed(engine)] == ["new", "kept"]
     assert engine.calls == ["read_head", "pause", "new", "reset", "resume", "end_update"]
+    assert engine.read == [], "all workers have read the head"
     assert published() == {"sha256": ORDER.sha256, "result": "kept", "reason": ""}
 
 
@@ -111,6 +113,14 @@ def test_old_head_returns_unless_the_answers_are_right(engine: AsyncLLM, verdict
     assert engine.heads == ["old", "old"]
     assert engine.calls.count("resume") == 2
     assert engine.calls[-1] == "end_update"
+
+
+def test_pause_includes_the_return_of_the_old_head(engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = itertools.count()
+    clock = SimpleNamespace(monotonic=lambda: float(next(ticks)), sleep=lambda _: None)
+    monkeypatch.setattr(head_update, "time", clock)
+    followed(engine, verdict=Judged("wrong", "token 3"))
+    assert REGISTRY.get_sample_value(HEAD_PAUSE) == 2, "one tick for each head"
 
 
 def test_refused_head_does_not_pause_the_engine(engine: AsyncLLM) -> None:

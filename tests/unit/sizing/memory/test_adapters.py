@@ -144,6 +144,12 @@ def test_margin_is_wider_if_layers_are_not_known(model: str, exact: bool) -> Non
     assert (adapter_margin_bytes(found, SLOT, taken, 1) >= taken // 2) is not exact
 
 
+def test_margin_has_one_result_for_each_chosen_expert() -> None:
+    dense, experts = (adapter_margin_bytes(geometry(name), SLOT, 0, TOKENS) for name in (LLAMA, EXPERTS))
+    assert dense == TOKENS * 16 * 3 * 4
+    assert experts == 8 * dense
+
+
 def test_each_size_is_captured_with_and_without_adapters(make_pair: PairFactory) -> None:
     plain = make_pair("FP8", max_num_seqs=256, max_num_batched_tokens=8192)
     one, adapted = graph_bytes(plain, Parallelism()), graph_bytes(replace(plain, adapters=SLOT), Parallelism())
