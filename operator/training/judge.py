@@ -7,6 +7,7 @@ Goodput decides. If it is inconclusive, tokens per step decide, because they do 
 More tokens per step are better if a step with the head costs no more than a step with the current draft.
 """
 
+import hashlib
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -26,6 +27,7 @@ from specdecode_operator.api.capture_status import (
     TokensPerStep,
 )
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
+from specdecode_operator.api.deployment_rules import NAME_MAX_LENGTH
 from specdecode_operator.api.training import SpecDecodeTrainingSpec, TrainingRun
 from specdecode_operator.api.training_status import JudgedArm, TrainedHead, TrainingVerdict
 from specdecode_operator.capture.job_manifest import load_deadline_s
@@ -42,6 +44,8 @@ from specdecode_operator.untrusted import mapping
 BETTER: Final = "Better"
 CURRENT, TRAINED, NONE, NGRAM = "current", "trained", "none", "ngram"
 PHASE: Final = "held-out"
+_JUDGE: Final = "-judge"
+_LONGEST_NAME: Final = NAME_MAX_LENGTH - len(_JUDGE)
 _MOST_ARMS: Final = 4
 _LOAD_S: Final[int] = CaptureRun.model_fields["deadline_seconds"].default
 _SHARED_OUTPUTS: Final = frozenset({Outputs.EQUAL, Outputs.EXPLAINED})
@@ -110,8 +114,15 @@ def longest_measurement_s(run: TrainingRun, source: CapturedDeployment) -> int:
 
 
 def judge_name(training: Training) -> str:
-    """Return the name of the capture that measures the head of a training."""
-    return f"{training.key.name}-judge"
+    """Return the name of the capture that measures the head of a training.
+
+    Names of captures are shorter than those of trainings, and have no dots.
+    """
+    name = training.key.name
+    if "." in name or len(name) > _LONGEST_NAME:
+        digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+        name = f"{name[: _LONGEST_NAME - len(digest) - 1].replace('.', '-')}-{digest}"
+    return f"{name}{_JUDGE}"
 
 
 def _holdout_path(training: Training) -> str:

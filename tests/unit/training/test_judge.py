@@ -1,6 +1,7 @@
 """The capture that measures a head, and its verdict."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from specdecode_operator.api.training_status import TrainedHead
 from specdecode_operator.capture.decision import decide
 from specdecode_operator.capture.observation import read_capture
 from specdecode_operator.enums import Method
-from specdecode_operator.training.judge import better, is_forged, judging_capture
+from specdecode_operator.training.judge import better, is_forged, judge_name, judging_capture
 from specdecode_operator.training.observation import read_training
 from specdecode_operator.training.offers import target_digest
 from tests.support.better_trainings import asking, better_training, condition, head
@@ -75,6 +76,13 @@ def test_held_out_prompts_are_sent_greedily_from_the_trainings_claim() -> None:
     assert spec["storage"] == claim
     assert (spec["seed"], spec["repetitions"], spec["slo"]) == (7, 4, slo)
     assert spec["deploymentDuringCapture"] == "Suspend"
+
+
+@pytest.mark.parametrize("name", ["a" * 46, "a" * 47, f"{'a' * 62}b", "team.chat", f"{'a.' * 60}z"])
+def test_capture_has_a_valid_name_of_its_own(name: str) -> None:
+    names = {judge_name(read_training(better_training(name=each))) for each in (name, f"{name}x", "chat")}
+    assert len(names) == 3
+    assert all(re.fullmatch("[a-z0-9][-a-z0-9]{0,45}-judge", each) for each in names), names
 
 
 def test_no_more_requests_than_prompts_were_held_out() -> None:
