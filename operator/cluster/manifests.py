@@ -9,9 +9,8 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import jinja2
 import yaml
 
 from specdecode_operator.api import base, capture, training
@@ -29,17 +28,15 @@ from specdecode_operator.cluster.resources import (
 )
 from specdecode_operator.vllm.settings import ContainerVariable
 
+if TYPE_CHECKING:
+    import jinja2
+
 _TEXTS_KEPT: Final = 128
 _LONGEST_KEPT: Final = 2**15
 """Those of one spec have 4,000 characters, and a capture's 12,000. Kept as YAML and as JSON, all are 8 MiB at most."""
 
 _BEYOND_ASCII = re.compile(r"[^\x00-\x7e]")
 
-_templates = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
-    undefined=jinja2.StrictUndefined,
-    autoescape=False,  # noqa: S701  YAML, not HTML: values are quoted by tojson
-)
 # The safe loader in C where there is one: it is nine times as fast, and rendering is most of a reconcile.
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -65,14 +62,24 @@ def variables_in(text: str) -> list[str]:
     return [found[1] for found in KUBELET_VARIABLE.finditer(text) if found[1] is not None]
 
 
-# Jinja's own tojson escapes for HTML, which would change command lines.
-_templates.filters["tojson"] = _to_yaml
-_templates.filters["literally"] = _literally
+@lru_cache(maxsize=1)
+def _templates() -> "jinja2.Environment":
+    import jinja2  # noqa: PLC0415  plans render nothing
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,  # noqa: S701  YAML, not HTML: values are quoted by tojson
+    )
+    # Jinja's own tojson escapes for HTML, which would change command lines.
+    environment.filters["tojson"] = _to_yaml
+    environment.filters["literally"] = _literally
+    return environment
 
 
 def render_template(template: str, values: dict[str, Any]) -> Body:
     """Return the object that a template makes of the values."""
-    text = _templates.get_template(f"{template}.yaml.j2").render(values)
+    text = _templates().get_template(f"{template}.yaml.j2").render(values)
     body: Body = json.loads(_short_read(text) if len(text) <= _LONGEST_KEPT else _read(text))
     return body
 

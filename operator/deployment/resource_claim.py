@@ -15,6 +15,7 @@ from specdecode_operator.api.crd_validation import UnsupportedCelError, syntax_e
 from specdecode_operator.api.deployment import Key, SpecDecodeDeploymentSpec
 from specdecode_operator.cluster.device_slices import Device, DeviceInventory, Selector
 from specdecode_operator.cluster.drift import content_hash
+from specdecode_operator.cluster.manifests import owned
 from specdecode_operator.cluster.nodes import NodeFacts
 from specdecode_operator.cluster.resources import RESOURCE_CLAIM_ANNOTATION, RESOURCE_CLAIM_TEMPLATE
 from specdecode_operator.deployment.conditions import Blocked
@@ -224,6 +225,4 @@ def _template(key: Key, uid: str, request: str) -> Body:
         "metadata": {"name": template_name(key, request)},
         "spec": {"spec": {"devices": {"requests": [{"name": CLAIM, "exactly": exactly}]}}},
     }
-    from specdecode_operator.cluster.manifests import owned  # noqa: PLC0415  jinja2 is not needed to plan
-
     return owned(body, key, uid)
