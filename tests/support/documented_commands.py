@@ -483,6 +483,7 @@ _ADAPTER: Final = "needs Prometheus and a metrics adapter: tests/e2e/serving/tes
 NOT_RUN: Final[dict[tuple[str, str], str]] = {
     ("docs/serve/autoscale.md", "helm install prometheus-adapter"): _ADAPTER,
     ("docs/serve/autoscale.md", "kubectl get --raw"): _ADAPTER,
+    ("docs/serve/autoscale.md", "kubectl get sdd llama-70b -o jsonpath"): _ADAPTER,
     ("README.md", "kubectl port-forward"): _GPUS,
     ("charts/specdecode-crds/README.md", "helm install"): _INSTALL,
     ("charts/specdecode-operator/README.md", "helm install"): _INSTALL,
