@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from specdecode_operator.api.base import Body
+from specdecode_operator.capture.recorder.head_loader import read_by_vllm
 from specdecode_operator.deployment.canaries import not_asked, questions
 from specdecode_operator.deployment.desired_state import Launch
 from specdecode_operator.deployment.live_recorder import EXTENSION_FLAG, has_extension, live_recorder_blocked
@@ -28,8 +29,6 @@ OLDEST: Final = (0, 32)
 TIME_PER_ENGINE_S: Final = 900.0
 """Time in which one engine must report. The kubelet needs up to two minutes to update the file in a pod; the rest is
 for reading the head."""
-_MADE_HOW: Final = ("_name_or_path", "transformers_version", "speculators_version")
-"""Keys of a head's config.json that vLLM does not read, as in capture/recorder/head_loader.py."""
 
 
 def why_restart(launch: Launch, start: OfferedHead | None, new: OfferedHead) -> str:
@@ -74,9 +73,7 @@ def _of_heads(start: OfferedHead, new: OfferedHead) -> str:
 
 def _shape(speculation: Body) -> dict[str, Any]:
     """Return the settings of a head and the keys of its config.json that vLLM reads; heads of one shape are equal."""
-    config = {name: each for name, each in mapping(speculation["draft"], "config").items() if name not in _MADE_HOW}
-    speculators = mapping(config, "speculators_config")
-    config["speculators_config"] = {name: each for name, each in speculators.items() if name != "verifier"}
+    config = read_by_vllm(mapping(speculation["draft"], "config"))
     return {**{name: each for name, each in speculation.items() if name != "draft"}, "config": config}
 
 

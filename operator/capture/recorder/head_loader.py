@@ -210,7 +210,7 @@ def _open_in(folder: int, name: str, flags: int) -> int:
 def check_configs(new: bytes, old: bytes) -> None:
     """Raise RefusedError unless two heads have the same config.json, except for how they were made."""
     try:
-        parsed = [_read_by_vllm(json.loads(each)) for each in (new, old)]
+        parsed = [read_by_vllm(json.loads(each)) for each in (new, old)]
     except (ValueError, RecursionError) as error:
         raise RefusedError(f"{CONFIG_FILE}: invalid JSON") from error
     first, second = parsed
@@ -219,7 +219,8 @@ def check_configs(new: bytes, old: bytes) -> None:
             raise RefusedError(f"{CONFIG_FILE}: {key} differs from the current head's")
 
 
-def _read_by_vllm(config: Any) -> dict[str, Any]:
+def read_by_vllm(config: Any) -> dict[str, Any]:
+    """Return the keys of a head's config.json that vLLM reads; raise RefusedError if it is not an object."""
     if not isinstance(config, dict):
         raise RefusedError(f"{CONFIG_FILE}: not an object")
     kept = {key: value for key, value in config.items() if key not in _UNREAD}
