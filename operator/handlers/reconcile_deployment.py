@@ -549,7 +549,8 @@ class Reconciler:
         if record.draft_order != desired.draft_order:
             ordered = replace(desired, draft_order=record.draft_order)
             await self._write(parent, record.children.carry_out(parent, ordered, groups))
-        if await self._report(parent, desired, observation, schedules, policy=policy, trained=trained):
+        exists = await self._report(parent, desired, observation, schedules, policy=policy, trained=trained)
+        if exists and seen is not None:
             await start_trainings(record.children, parent, seen, refreshes)
         return requeue_for(parent, desired, observation, schedules or ())
 
@@ -570,8 +571,11 @@ class Reconciler:
 
     def _refreshes(
         self, parent: ParsedDeployment, desired: DesiredState, decay: Decay, offers: Offers | None
-    ) -> tuple[ObservedRefresh, dict[str, RefreshDecision]]:
-        """Return the decisions about trainings by schedule, and what they are based on."""
+    ) -> tuple[ObservedRefresh | None, dict[str, RefreshDecision]]:
+        """Return the decisions about trainings by schedule, and what they are based on; None if no schedule trains."""
+        trains = [(each, each.training) for each in parent.schedules or () if each.training is not None]
+        if not trains:  # As in most objects.
+            return None, {}
         key, written = parent.key, parent.written_spec or parent.spec
         heads = [offers.present, *offers.heads[:1]] if offers is not None else []
         seen = ObservedRefresh(
@@ -590,9 +594,7 @@ class Reconciler:
         before = {each.name: each.training for each in parent.status.captures}
         now = self._cluster.clock.now()
         return seen, {
-            each.name: decide_refresh(each, each.training, seen, before.get(each.name), now)
-            for each in parent.schedules or ()
-            if each.training is not None
+            each.name: decide_refresh(each, scheduled, seen, before.get(each.name), now) for each, scheduled in trains
         }
 
     def in_force(self, body: Body) -> Body:
