@@ -1,12 +1,14 @@
 """The operator as a process beside the control plane, with exactly the rights that it is installed with."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import yaml
 
 from devcluster.cluster.cluster import Cluster
+from tests.support.audit import asked
 from tests.support.guard import put_guard_in_force
 from tests.support.kubectl import Kubectl
 from tests.support.operator_process import NAMESPACE, OperatorProcess, may, service_account_kubeconfig
@@ -37,6 +39,35 @@ def operator_process(crds: Cluster, tmp_path_factory: pytest.TempPathFactory) ->
     process = OperatorProcess(service_account_kubeconfig(admin, folder / "kubeconfig"), folder / "log", "pod-1")
     yield process
     assert process.stop() == 0
+
+
+@contextmanager
+def installed_operator(
+    cluster: Cluster,
+    folder: Path,
+    asked_elsewhere: set[str],
+    *,
+    prepare: Callable[[Kubectl], None] = lambda _: None,
+    may_be_denied: str | None = None,
+) -> Iterator[OperatorProcess]:
+    """Run the operator in a cluster with nothing else, with its own rights and under its guard.
+
+    ``prepare`` changes the cluster before the start. Only requests that contain ``may_be_denied`` may be denied.
+    """
+    Kubectl(cluster.kubeconfig).install_crds()
+    admin = Kubectl(cluster.kubeconfig, NAMESPACE)
+    admin.must("apply", "--server-side", f"--kustomize={MANIFESTS}")
+    eventually(lambda: may(admin, "watch", "nodes"), "the operator has its rights")
+    prepare(admin)
+    put_guard_in_force(admin)
+    process = OperatorProcess(service_account_kubeconfig(admin, folder / "kubeconfig"), folder / "log")
+    process.start()
+    yield process
+    assert process.stop() == 0
+    seen = asked(cluster)
+    denied = [each.named for each in seen if not each.allowed]
+    assert not [each for each in denied if may_be_denied is None or may_be_denied not in each]
+    asked_elsewhere.update(*(each.rights for each in seen if each.allowed))
 
 
 @pytest.fixture(autouse=True)

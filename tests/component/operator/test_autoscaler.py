@@ -13,13 +13,11 @@ import yaml
 
 from devcluster.builds import binaries
 from devcluster.cluster.cluster import Cluster
-from tests.component.operator.conftest import MANIFESTS
-from tests.support.audit import asked
+from tests.component.operator.conftest import installed_operator
 from tests.support.conditions import condition, wait_for
-from tests.support.guard import put_guard_in_force
 from tests.support.kubectl import Kubectl
 from tests.support.objects import H200, tiny_cpu
-from tests.support.operator_process import NAMESPACE, OperatorProcess, may, service_account_kubeconfig
+from tests.support.operator_process import OperatorProcess
 from tests.support.waiting import eventually
 
 AUTOSCALERS: Final = "horizontalpodautoscalers.autoscaling"
@@ -35,18 +33,8 @@ def operator(
 ) -> Iterator[OperatorProcess]:
     """The operator with its own rights and under its guard, in a cluster that begins without KEDA."""
     folder = tmp_path_factory.mktemp("operator")
-    Kubectl(bare_cluster.kubeconfig).install_crds()
-    admin = Kubectl(bare_cluster.kubeconfig, NAMESPACE)
-    admin.must("apply", "--server-side", f"--kustomize={MANIFESTS}")
-    eventually(lambda: may(admin, "watch", "nodes"), "the operator has its rights")
-    put_guard_in_force(admin)
-    process = OperatorProcess(service_account_kubeconfig(admin, folder / "kubeconfig"), folder / "log")
-    process.start()
-    yield process
-    assert process.stop() == 0
-    seen = asked(bare_cluster)
-    assert not [each.named for each in seen if not each.allowed]
-    asked_elsewhere.update(*(each.rights for each in seen))
+    with installed_operator(bare_cluster, folder, asked_elsewhere) as process:
+        yield process
 
 
 @pytest.fixture

@@ -10,15 +10,13 @@ import yaml
 
 from devcluster.builds import binaries
 from devcluster.cluster.cluster import Cluster
-from tests.component.operator.conftest import MANIFESTS
-from tests.support.audit import asked
+from tests.component.operator.conftest import MANIFESTS, installed_operator
 from tests.support.conditions import condition, wait_for
 from tests.support.devices import GPUS, claiming, gpu, resource_slice
-from tests.support.guard import put_guard_in_force
 from tests.support.kubectl import Kubectl
 from tests.support.kubernetes import MINOR
 from tests.support.objects import H200, Body
-from tests.support.operator_process import NAMESPACE, OperatorProcess, may, service_account_kubeconfig
+from tests.support.operator_process import NAMESPACE, OperatorProcess
 from tests.support.waiting import eventually
 
 EXAMPLE: Final = Path(__file__).parents[3] / "examples/qwen3-8b-claim.yaml"
@@ -42,19 +40,10 @@ def operator(
 ) -> Iterator[OperatorProcess]:
     """The operator with its own rights and under its guard; at first, it may not read claims."""
     folder = tmp_path_factory.mktemp("operator")
-    Kubectl(bare_cluster.kubeconfig).install_crds()
-    admin = Kubectl(bare_cluster.kubeconfig, NAMESPACE)
-    admin.must("apply", "--server-side", f"--kustomize={MANIFESTS}")
-    eventually(lambda: may(admin, "watch", "nodes"), "the operator has its rights")
-    take_rights(admin)
-    put_guard_in_force(admin)
-    process = OperatorProcess(service_account_kubeconfig(admin, folder / "kubeconfig"), folder / "log")
-    process.start()
-    yield process
-    assert process.stop() == 0
-    seen = asked(bare_cluster)
-    assert not [each.named for each in seen if not each.allowed and "resource.k8s.io" not in each.named]
-    asked_elsewhere.update(*(each.rights for each in seen if each.allowed))
+    with installed_operator(
+        bare_cluster, folder, asked_elsewhere, prepare=take_rights, may_be_denied="resource.k8s.io"
+    ) as process:
+        yield process
 
 
 def take_rights(admin: Kubectl) -> None:
