@@ -213,7 +213,8 @@ class Measured:
 
 
 def _is_ready(seen: Seen) -> bool:
-    return bool(seen.cells[1] == "True")
+    ready, _, wanted = str(seen.cells[1]).partition("/")
+    return ready == wanted != "0"
 
 
 def _spread(names: list[Name], count: int) -> list[Name]:
