@@ -275,6 +275,8 @@ def _without_deep(text: bytes) -> bytes:
     # Removing the innermost pairs again and again is much faster than counting, which few texts need.
     brackets = _STRING.sub(b"", text).translate(None, _NO_BRACKETS)
     for _ in range(MAX_DEPTH):
+        if not brackets:
+            return text
         brackets = brackets.replace(b"{}", b"").replace(b"[]", b"")
     if not brackets:
         return text
@@ -369,14 +371,11 @@ def read_answer(text: bytes, is_known: Callable[[dict[str, Any]], bool] | None =
     return {**read, "items": items, **({} if is_known is None else {"known": known})}
 
 
-def bounded_event(line: bytes) -> bytes:
-    """Return one line of a watch, reduced so that any parser can read it."""
-    line = in_unicode(line)
-    if _may_be_too_large(line):
-        event = _decoded(line, _Event)
-        if _is_too_large(seen := bytes(event.object)):
-            return msgspec.json.encode({"type": event.type, "object": _stub(seen)})
-    return _without_deep(line)
+def read_event(line: bytes) -> tuple[str, Any]:
+    """Return type and object of a line of a watch; raise ValueError if it is not an event."""
+    event = _decoded(in_unicode(line), _Event)
+    seen = bytes(event.object)
+    return event.type, _stub(seen) if _is_too_large(seen) else read_json(seen)
 
 
 def _stub(text: bytes) -> dict[str, Any]:

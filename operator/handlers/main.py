@@ -1,8 +1,7 @@
 """Run the operator process: kopf settings, login, start, stop and health.
 
 `run_operator` implements `specdecode operator`. It serves /livez, /readyz and /metrics on separate threads, and kopf
-runs the watches. The login session has another response class, because kopf's own fails on objects that are too large
-or too deeply nested.
+runs the watches (`watched_objects`).
 
 Each event of a watch updates the cache and queues the objects to reconcile. No handler keeps state in kopf, so kopf
 writes neither annotations nor finalizers. Create, update, resume and child events all trigger the same reconcile.
@@ -15,7 +14,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from http import HTTPStatus
@@ -37,7 +36,15 @@ from specdecode_operator.cluster.client import Cluster, ClusterError
 from specdecode_operator.cluster.clock import ServerTime
 from specdecode_operator.cluster.engine_probe import EngineProbe
 from specdecode_operator.cluster.nodes import NodesFrom
-from specdecode_operator.cluster.resources import MANAGED_BY_LABEL, MANAGER, NODE, OWNED_SELECTOR, POD, WATCHED
+from specdecode_operator.cluster.resources import (
+    MANAGED_BY_LABEL,
+    MANAGER,
+    NODE,
+    OUR_KINDS,
+    OWNED_SELECTOR,
+    POD,
+    WATCHED,
+)
 from specdecode_operator.deployment.requeue import Requeue
 from specdecode_operator.handlers.admission_findings import Terms
 from specdecode_operator.handlers.http_server import BoundedHandler, BoundedServer
@@ -50,12 +57,12 @@ from specdecode_operator.handlers.reconcile_job import Servings, Shared
 from specdecode_operator.handlers.reconcile_training import TrainingReconciler
 from specdecode_operator.handlers.resync import Relist, ResyncOrder, WatchProgress
 from specdecode_operator.handlers.settings import Settings
+from specdecode_operator.handlers.watched_objects import WatchedObjects
 from specdecode_operator.handlers.webhook import VALIDATE, answer, serve_admission
 from specdecode_operator.handlers.webhook_certificate import CertificateFolder
 from specdecode_operator.problems import OneLine
 from specdecode_operator.training.observation import read_training
 from specdecode_operator.training.status import training_attention
-from specdecode_operator.untrusted import bounded_event, read_answer
 
 IMAGE_VARIABLE = "SPECDECODE_OPERATOR_IMAGE"
 """Environment variable with the operator's image, for use outside a pod or if pods pull it from elsewhere."""
@@ -104,6 +111,7 @@ class OperatorState:
         self.cache = Cache()
         self.progress = WatchProgress(by_namespace=bool(self.namespaces))
         self.cache.on_seen = self.progress.knows
+        self.objects = WatchedObjects({each.kind for each in (*WATCHED, *OUR_KINDS.values())}, self._has_listed)
         self.time = ServerTime()
         self.queue = WorkQueue()
         self.queue.is_open = leadership is None
@@ -116,6 +124,10 @@ class OperatorState:
         self._next_beat: asyncio.TimerHandle | None = None
         self._connections = AsyncExitStack()
         self._end: asyncio.Task[None] | None = None
+
+    def __copy__(self) -> "OperatorState":
+        """Return this state: kopf would copy it for each object."""
+        return self
 
     async def start(self) -> None:
         """Connect, list all kinds, and start to work or to wait for the Lease.
@@ -208,6 +220,21 @@ class OperatorState:
         if min(self.queue.longest_wait_s(), self.queue.idle_s()) > _STUCK_S:
             raise OperatorStuckError(f"the work queue has made no progress for more than {_STUCK_S:.0f} s")
 
+    def watch_brings(self, kind: str, body: Body, *, is_listed: bool) -> None:
+        """Record that a watch works; ``is_listed`` if it restarted with a list, which lacks deleted objects."""
+        self.progress.brings(kind, body)
+        if kind in OUR_KINDS:
+            self.relist.watched.add(kind)
+        if is_listed:
+            self.relist.due.add(kind)
+
+    def _has_listed(self, kind: str, body: Body) -> bool:
+        """Return whether the cache has an object of a list that kopf requested."""
+        is_known = self.cache.knows_parent(kind, body) if kind in OUR_KINDS else self.cache.knows(kind, body)
+        if is_known:
+            self.watch_brings(kind, body, is_listed=True)
+        return is_known
+
     @property
     def namespaces(self) -> tuple[str, ...]:
         """Namespaces to serve; empty for all."""
@@ -299,8 +326,8 @@ class OperatorState:
 async def on_deployment(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> None:
     """Queue a SpecDecodeDeployment that was created, changed or deleted, and its captures."""
     is_echo = memo.cache.knows_parent(deployment.KIND, dict(event["object"]))
-    key = _store(event, deployment.KIND, memo)
-    if key is not None:
+    if stored := _store(event, deployment.KIND, memo):
+        key, _ = stored
         ask = memo.queue.add_soon if is_echo else _queueing(event, memo)
         ask(key)  # Also if it was deleted, so that the reconciler drops its state.
         memo.add_related(key, ask)
@@ -308,10 +335,11 @@ async def on_deployment(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> 
 
 async def on_capture(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> None:
     """Queue a SpecDecodeCapture that was created, changed or deleted, and the deployment that may lend it GPUs."""
-    key = _store(event, capture.KIND, memo)
-    if key is None:
+    stored = _store(event, capture.KIND, memo)
+    if stored is None:
         return
-    ask, spec = _queueing(event, memo), event["object"].get("spec") or {}
+    (key, body), ask = stored, _queueing(event, memo)
+    spec = body.get("spec") or {}
     ask(key)  # Also if it was deleted.
     if name := spec.get("deployment"):
         memo.add_related(Key(key.namespace, name), ask)
@@ -324,34 +352,34 @@ async def on_training(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> No
 
     They may wait for its claim or its head.
     """
-    key = _store(event, training.KIND, memo)
-    if key is None:
+    stored = _store(event, training.KIND, memo)
+    if stored is None:
         return
-    ask = _queueing(event, memo)
+    (key, body), ask = stored, _queueing(event, memo)
     ask(key)  # Also if it was deleted.
-    if name := (event["object"].get("spec") or {}).get("deployment"):
+    if name := (body.get("spec") or {}).get("deployment"):
         memo.add_related(Key(key.namespace, str(name)), ask)
 
 
-def _store(event: kopf.RawEvent, kind: str, memo: OperatorState) -> Key | None:
-    """Store a parent; return its key, or None if a list returns a known version."""
-    memo.relist.watched.add(kind)
+def _store(event: kopf.RawEvent, kind: str, memo: OperatorState) -> tuple[Key, Body] | None:
+    """Store a parent; return its key and the object, or None if a list returns a known version."""
     body = _body(event, kind, memo)
-    if event["type"] is None and memo.cache.knows_parent(kind, body):
+    if body is None or (event["type"] is None and memo.cache.knows_parent(kind, body)):
         return None
     if event["type"] != "DELETED":
-        return memo.cache.put_parent(kind, body)
+        return memo.cache.put_parent(kind, body), body
     key = memo.cache.drop_parent(kind, body)
     memo.queue.forget(key)
-    return key
+    return key, body
 
 
-def _body(event: kopf.RawEvent, kind: str, memo: OperatorState) -> dict[str, Any]:
-    """Return the object of an event, and record the progress of its watch."""
-    body: dict[str, Any] = dict(event["object"])
-    memo.progress.brings(kind, body)
-    if event["type"] is None:  # The watch restarted with a list, which lacks deleted objects.
+def _body(event: kopf.RawEvent, kind: str, memo: OperatorState) -> Body | None:
+    """Return the object of an event, and record the progress of its watch; None if the object must be listed again."""
+    body = memo.objects.take(event)
+    if body is None:
         memo.relist.due.add(kind)
+    else:
+        memo.watch_brings(kind, body, is_listed=event["type"] is None)
     return body
 
 
@@ -363,6 +391,8 @@ def _queueing(event: kopf.RawEvent, memo: OperatorState) -> Callable[[Key], None
 async def on_node(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> None:
     """Queue all deployments if the GPUs of the cluster changed."""
     body = _body(event, NODE.kind, memo)
+    if body is None:
+        return
     if memo.cache.drop_node(body) if event["type"] == "DELETED" else memo.cache.put_node(body):
         memo.add_all()
 
@@ -371,7 +401,7 @@ async def on_child(event: kopf.RawEvent, resource: kopf.Resource, memo: Operator
     """Queue the owner of a child or a pod, or the deployments of a namespace if its model facts changed."""
     kind = resource.kind or ""
     body = _body(event, kind, memo)
-    if event["type"] is None and memo.cache.knows(kind, body):
+    if body is None or (event["type"] is None and memo.cache.knows(kind, body)):
         return
     owners = [memo.cache.drop(kind, body)] if event["type"] == "DELETED" else memo.cache.put(kind, body)
     for key in owners:
@@ -397,12 +427,7 @@ def register_watches(registry: kopf.OperatorRegistry, *, nodes: bool) -> None:
         kopf.on.event(*names, labels={MANAGED_BY_LABEL: MANAGER}, registry=registry)(on_child)
 
 
-_ERROR: Final = b'{"type":"ERROR"'
-_RELIST: Final = b'{"type":"ERROR","object":{"code":410}}'
-"""The only error after which kopf lists and watches again. After any other error, kopf ends the operator."""
-
-
-async def login(**kwargs: Any) -> kopf.AiohttpSession | None:
+async def login(memo: OperatorState, **kwargs: Any) -> kopf.AiohttpSession | None:
     """Log in as the pod's service account, or with KUBECONFIG outside a cluster."""
     info = kopf.login_with_service_account(**kwargs)
     if info is not None:
@@ -423,42 +448,9 @@ async def login(**kwargs: Any) -> kopf.AiohttpSession | None:
             headers=info.as_http_headers(),
             proxy=info.proxy_url,
             trust_env=info.trust_env,
-            response_class=_Answer,
+            response_class=memo.objects.response_class(),
         ),
     )
-
-
-class _Answer(aiohttp.ClientResponse):
-    """Response for kopf: JSON with limits on depth and size, or the lines of a watch."""
-
-    async def start(self, connection: Any) -> "_Answer":
-        await super().start(connection)
-        self.content = _Lines(self.content)  # type: ignore[assignment]  # Has what kopf uses
-        return self
-
-    async def json(self, **_: Any) -> Any:
-        return read_answer(await self.read())
-
-
-class _Lines:
-    """Stream of watch events within the limits of kopf's JSON parser."""
-
-    def __init__(self, content: aiohttp.StreamReader) -> None:
-        self._content = content
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._content, name)
-
-    async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
-        """Yield complete lines of any length; drop an incomplete line at the end of a connection."""
-        rest = bytearray()
-        async for chunk in self._content.iter_chunked(size):
-            rest += chunk
-            if b"\n" in chunk:
-                *lines, tail = bytes(rest).split(b"\n")
-                rest = bytearray(tail)
-                events = (_RELIST if line.startswith(_ERROR) else bounded_event(line) for line in lines)
-                yield b"".join(event + b"\n" for event in events)
 
 
 _RETRY_S = 5

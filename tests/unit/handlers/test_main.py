@@ -138,7 +138,7 @@ async def test_in_cluster_login_uses_the_api_server_address(
     monkeypatch.setattr(kopf, "login_with_service_account", lambda **_: account)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
-    found = await login()
+    found = await login(OperatorState())
     assert found is not None
     async with found.aiohttp_session as session:
         assert (found.server, session.headers["Authorization"]) == (server, "Bearer t")

@@ -1,0 +1,123 @@
+"""Decode the objects of kopf's lists and watches once, and give kopf only their identity.
+
+kopf would decode each event with Python's json module, and start a task for each object of a list. Here, msgspec
+decodes objects within limits of size and depth, handlers get them from `WatchedObjects.take`, and lists omit the
+objects that the cache already has. After a restart of the operator, these are nearly all.
+"""
+
+from collections.abc import AsyncIterator, Callable, Collection
+from typing import Any, Final
+
+import aiohttp
+import kopf
+import msgspec
+
+from specdecode_operator.api.base import Body
+from specdecode_operator.cluster.resources import MANAGED_BY_LABEL
+from specdecode_operator.untrusted import read_answer, read_event
+
+_ERROR: Final = b'{"type":"ERROR"'
+_RELIST: Final = b'{"type":"ERROR","object":{"code":410}}'
+"""The only error after which kopf lists and watches again. After any other error, kopf ends the operator."""
+
+_HELD: Final = "heldByOperator"
+"""Key of an object of which kopf has only the identity."""
+_MOST_HELD: Final = 20_000
+"""Limit of objects that no handler has taken. kopf drops an event only if its handling fails."""
+
+
+class WatchedObjects:
+    """Objects of events between their arrival and their handler.
+
+    ``kinds`` are the kinds that handlers take from here. ``is_known`` is called with the kind and the metadata of each
+    object of a list of these kinds, and returns whether the object is to be left out.
+    """
+
+    def __init__(self, kinds: Collection[str], is_known: Callable[[str, Body], bool]) -> None:
+        self._kinds, self._is_known = kinds, is_known
+        self._held: dict[tuple[str, str], Body] = {}
+
+    def take(self, event: kopf.RawEvent) -> Body | None:
+        """Return the object of an event; None if it is lost."""
+        found: Body = dict(event["object"])
+        return self._held.pop(_identity(found), None) if _HELD in found else found
+
+    def response_class(self) -> type[aiohttp.ClientResponse]:
+        """Return the class of kopf's responses."""
+        read_list, read_line = self._list, self._line
+
+        class Response(aiohttp.ClientResponse):
+            async def start(self, connection: Any) -> "Response":
+                await super().start(connection)
+                self.content = _Lines(self.content, read_line)  # type: ignore[assignment]  # Has what kopf uses
+                return self
+
+            async def json(self, **_: Any) -> Any:
+                return read_list(await self.read())
+
+        return Response
+
+    def _list(self, text: bytes) -> Any:
+        """Return a response with JSON; the objects of a list of our kinds are held."""
+        kind = _kind_of_list(text)
+        if kind not in self._kinds:
+            return read_answer(text)
+        answer = read_answer(text, lambda body: self._is_known(kind, body))
+        items = [{"kind": kind, "apiVersion": answer["apiVersion"], **body} for body in answer["items"]]
+        return {**answer, "items": [self._hold(body) for body in items]}
+
+    def _line(self, line: bytes) -> bytes:
+        """Return a line of a watch for kopf."""
+        if line.startswith(_ERROR):
+            return _RELIST
+        kind, body = read_event(line)
+        if kind != "BOOKMARK" and body.get("kind") in self._kinds:
+            body = self._hold(body)
+        return msgspec.json.encode({"type": kind, "object": body})
+
+    def _hold(self, body: Body) -> Body:
+        if len(self._held) >= _MOST_HELD:
+            del self._held[next(iter(self._held))]
+        self._held[_identity(body)] = body
+        metadata = {key: body["metadata"].get(key) for key in ("name", "namespace", "uid", "resourceVersion")}
+        manager = (body["metadata"].get("labels") or {}).get(MANAGED_BY_LABEL)
+        labels = {"labels": {MANAGED_BY_LABEL: manager}} if manager else {}
+        kind = {"kind": body["kind"], "apiVersion": body["apiVersion"]}
+        return {**kind, "metadata": metadata | labels, _HELD: True}
+
+
+class _KindOfList(msgspec.Struct):
+    kind: str = ""
+
+
+def _kind_of_list(text: bytes) -> str:
+    """Return the kind of the objects of a list; empty for any other response."""
+    try:
+        kind = msgspec.json.decode(text, type=_KindOfList).kind
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # `read_answer` reports it or repairs it
+        return ""
+    return kind.removesuffix("List") if kind.endswith("List") else ""
+
+
+def _identity(body: Body) -> tuple[str, str]:
+    return str(body["metadata"].get("uid")), str(body["metadata"].get("resourceVersion"))
+
+
+class _Lines:
+    """Stream of watch events, each read by ``read_line``."""
+
+    def __init__(self, content: aiohttp.StreamReader, read_line: Callable[[bytes], bytes]) -> None:
+        self._content, self._read_line = content, read_line
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._content, name)
+
+    async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
+        """Yield complete lines of any length; drop an incomplete line at the end of a connection."""
+        rest = bytearray()
+        async for chunk in self._content.iter_chunked(size):
+            rest += chunk
+            if b"\n" in chunk:
+                *lines, tail = bytes(rest).split(b"\n")
+                rest = bytearray(tail)
+                yield b"".join(self._read_line(line) + b"\n" for line in lines)
