@@ -1,7 +1,9 @@
 """Render objects from templates, and mark the ones that the operator owns.
 
-Values reach templates as JSON, escaped for YAML. Container arguments escape `$`, because the kubelet would expand
-`$(NAME)` and could put the hub token into a message (third_party/forked/golang/expansion in Kubernetes).
+Templates are rendered with a placeholder for each value. The values are filled in after the YAML is parsed, so they
+cannot change its structure, and objects with equal structure share one parse. Container arguments escape `$`, because
+the kubelet would expand `$(NAME)` and could put the hub token into a message (third_party/forked/golang/expansion in
+Kubernetes).
 """
 
 import json
@@ -31,11 +33,10 @@ from specdecode_operator.vllm.settings import ContainerVariable
 if TYPE_CHECKING:
     import jinja2
 
-_TEXTS_KEPT: Final = 128
-_LONGEST_KEPT: Final = 2**15
-"""Those of one spec have 4,000 characters, and a capture's 12,000. Kept as YAML and as JSON, all are 8 MiB at most."""
-
-_BEYOND_ASCII = re.compile(r"[^\x00-\x7e]")
+_STRUCTURES_KEPT: Final = 256
+"""Structures of templates; one takes some 5 kB."""
+_VALUE: Final = "\ue000"
+"""First character of a placeholder, from Unicode's private area. No template has it."""
 
 # The safe loader in C where there is one: it is nine times as fast, and rendering is most of a reconcile.
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -44,10 +45,11 @@ KUBELET_VARIABLE: Final = re.compile(r"\$\$|\$\(([^)\s]{0,255}+)\)")
 """third_party/forked/golang/expansion/expand.go in Kubernetes: two dollars are one, $(NAME) is a variable."""
 
 
-def _to_yaml(value: Any) -> str:
-    """Return a value as JSON that is valid YAML: characters beyond ASCII get YAML's escape."""
-    text = json.dumps(value, sort_keys=True, ensure_ascii=False)
-    return _BEYOND_ASCII.sub(lambda char: f"\\U{ord(char[0]):08x}", text)
+def _held(context: "jinja2.runtime.Context", value: Any) -> str:
+    """Return a placeholder for a value."""
+    values = context["held_values"]
+    values.append(value)
+    return f'"{_VALUE}{len(values) - 1}"'
 
 
 def _literally(arguments: Sequence[str]) -> list[str]:
@@ -71,25 +73,33 @@ def _templates() -> "jinja2.Environment":
         undefined=jinja2.StrictUndefined,
         autoescape=False,  # noqa: S701  YAML, not HTML: values are quoted by tojson
     )
-    # Jinja's own tojson escapes for HTML, which would change command lines.
-    environment.filters["tojson"] = _to_yaml
+    environment.filters["tojson"] = jinja2.pass_context(_held)
     environment.filters["literally"] = _literally
     return environment
 
 
 def render_template(template: str, values: dict[str, Any]) -> Body:
     """Return the object that a template makes of the values."""
-    text = _templates().get_template(f"{template}.yaml.j2").render(values)
-    body: Body = json.loads(_short_read(text) if len(text) <= _LONGEST_KEPT else _read(text))
+    held: list[Any] = []
+    text = _templates().get_template(f"{template}.yaml.j2").render({**values, "held_values": held})
+    # As JSON and back, to copy the values and to drop Python's own types.
+    body: Body = _filled(_structure(text), json.loads(json.dumps(held, sort_keys=True)))
     return body
 
 
-def _read(text: str) -> str:
-    # The cache holds JSON, which parses a hundred times as fast; objects of one spec are mostly alike.
-    return json.dumps(yaml.load(text, Loader=_Loader))  # noqa: S506
+@lru_cache(maxsize=_STRUCTURES_KEPT)
+def _structure(text: str) -> Any:
+    """Return the parsed template; read-only, because it is shared."""
+    return yaml.load(text, Loader=_Loader)  # noqa: S506
 
 
-_short_read = lru_cache(maxsize=_TEXTS_KEPT)(_read)
+def _filled(node: Any, values: list[Any]) -> Any:
+    """Return a copy of a parsed template with the values in place of their placeholders."""
+    if isinstance(node, str):
+        return values[int(node[1:])] if node.startswith(_VALUE) else node
+    if isinstance(node, dict):
+        return {key: _filled(each, values) for key, each in node.items()}
+    return [_filled(each, values) for each in node] if isinstance(node, list) else node
 
 
 def secret_key(reference: SecretKey | None) -> Body | None:
