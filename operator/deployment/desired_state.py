@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Final, overload
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment_status import PlanStatus
@@ -11,7 +12,7 @@ from specdecode_operator.deployment.conditions import Blocked, ConditionUpdate
 from specdecode_operator.deployment.models.model_facts import SiteFacts
 from specdecode_operator.deployment.models.model_locations import ModelSource
 from specdecode_operator.deployment.pod_security import NONE_ALLOWED
-from specdecode_operator.deployment.rollout.engine_workload import WORKLOAD_KINDS
+from specdecode_operator.deployment.rollout.engine_workload import WORKLOAD_KINDS, pack_object, unpack_object
 from specdecode_operator.deployment.rollout.readiness import Readiness
 from specdecode_operator.deployment.rollout.rollback import Failure, LastGood
 from specdecode_operator.deployment.rollout.rollout_gate import UNGATED, GateState, Held
@@ -95,6 +96,49 @@ class NotLaunched:
 Outcome = Launch | RolledBack | Gated | InCanary | NotLaunched
 
 
+_SHARED: Final = "binaryData"
+
+
+class PackedChildren(Sequence[Body]):
+    """Compressed children, each unpacked when it is used. The ConfigMap of the plan alone has tens of kilobytes."""
+
+    def __init__(self, packed: Sequence[tuple[bytes, Any]], kinds: frozenset[str]) -> None:
+        self._packed = packed
+        self.kinds = kinds
+        self._read: dict[int, Body] = {}
+
+    @classmethod
+    def of(cls, children: Sequence[Body]) -> "PackedChildren":
+        """Return children packed, but for `binaryData`: the recorder there is one text that all objects share."""
+        parts = [
+            ({key: each for key, each in child.items() if key != _SHARED}, child.get(_SHARED)) for child in children
+        ]
+        packed = [(pack_object(own), shared) for own, shared in parts]
+        return cls(packed, frozenset(child["kind"] for child in children))
+
+    def unread(self) -> "PackedChildren":
+        """Return the same children; the objects that were unpacked here are not shared."""
+        return PackedChildren(self._packed, self.kinds)
+
+    def __len__(self) -> int:
+        """Return the number of children."""
+        return len(self._packed)
+
+    @overload
+    def __getitem__(self, index: int) -> Body: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Body]: ...
+    def __getitem__(self, index: int | slice) -> Body | Sequence[Body]:
+        """Return one child, or the children of a slice; repeated calls return the same objects."""
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        place = range(len(self))[index]
+        if place not in self._read:
+            packed, shared = self._packed[place]
+            self._read[place] = unpack_object(packed) | ({} if shared is None else {_SHARED: dict(shared)})
+        return self._read[place]
+
+
 @dataclass(frozen=True)
 class DesiredState:
     """Objects that should exist for one SpecDecodeDeployment, and the conditions that follow from the spec."""
@@ -103,6 +147,12 @@ class DesiredState:
     conditions: list[ConditionUpdate]
     children: Sequence[Body] = field(default_factory=list)
     draft_order: str = ""  # draft.json for the recorder's ConfigMap; empty without one
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """Kinds of the children."""
+        children = self.children
+        return children.kinds if isinstance(children, PackedChildren) else frozenset(each["kind"] for each in children)
 
     @property
     def workload(self) -> Body | None:

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
+from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import ScheduleStatus
 from specdecode_operator.cluster.resources import JOB, LEADER_WORKER_SET
 from specdecode_operator.deployment.desired_state import DesiredState, InCanary
@@ -11,6 +13,7 @@ from specdecode_operator.deployment.observed.observation import Observation
 from specdecode_operator.deployment.parsed_deployment import ParsedDeployment
 from specdecode_operator.deployment.rollout.blocked_pods import rejections
 from specdecode_operator.problems import InvalidSpecError
+from specdecode_operator.untrusted import mapping
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,21 @@ class Requeue:
     has_policy: bool = False  # Its engines are sampled for a policy
     # Unix time at which to reconcile in any case: a schedule is due, or a capture is overdue.
     due_at_s: float | None = None
+    is_due: bool = False  # The object changed during the reconcile, or its new status has inputs of the next one
+
+
+_INPUTS: Final = ("policy", "trainedDraft", "captures")
+"""Fields of the status that the next reconcile acts on."""
+
+
+def needs_another(before: Body, after: Body) -> bool:
+    """Return whether an object must be reconciled again after a reconcile, which may have written its status.
+
+    The event of that write is ignored. A change by a user may have arrived only in its response.
+    """
+    metadata = [{**body["metadata"], "resourceVersion": None} for body in (before, after)]
+    inputs = [[mapping(body, "status").get(field) for field in _INPUTS] for body in (before, after)]
+    return metadata[0] != metadata[1] or before.get("spec") != after.get("spec") or inputs[0] != inputs[1]
 
 
 def requeue_for(
@@ -33,7 +51,7 @@ def requeue_for(
         has_policy = spec.policy is not None and bool(observation.readings)
         acts = bool(spec.captures or spec.policy or spec.rollout.gate)
     # Models are downloaded by Jobs, and groups have a deadline that only the operator checks.
-    waits = any(child["kind"] in {JOB.kind, LEADER_WORKER_SET.kind} for child in desired.children)
+    waits = not desired.kinds.isdisjoint({JOB.kind, LEADER_WORKER_SET.kind})
     is_close = bool(
         observation.readings
         or observation.blocked

@@ -328,34 +328,28 @@ class Children(Reporter):
         """Return the digests of the children after their last apply, for the next operator process."""
         return {child: self._applied[child].digest for child in self.owned() if child in self._applied}
 
-    async def check_names(self, missing: Iterable[Body]) -> dict[Identity, Body]:
-        """Reject names that another owner's object has; return existing children that no watch reported."""
-        found = {}
+    async def check_names(self, missing: Iterable[Body]) -> None:
+        """Reject names that another owner's object has, before other writes."""
         for child in missing:
-            if await self._live(child, may_be_old=True) is not None and (live := await self._own(child)):
-                found[identity(child)] = live
-        return found
+            if await self._live(child, may_be_old=True) is not None:
+                await self._own(child)
 
     async def apply(self, children: Collection[Body], kept_managers: Collection[str] = ()) -> bool:
         """Apply children that are missing or drifted, and remove fields that other writers added.
 
-        Names are checked first, so no child is created if there is a conflict. Fields of ``kept_managers`` stay.
-        Returns False if the repair of a contested child was postponed.
+        A name that is taken stops at that child. The workload is the last one, so no engine starts then. Fields of
+        ``kept_managers`` stay. Returns False if the repair of a contested child was postponed.
         """
-        owned = self.owned()
-        found = await self.check_names(child for child in children if identity(child) not in owned)
-        done = []
+        owned, done = self.owned(), []
         for child in children:
             if live := owned.get(identity(child)):
                 done.append(await self._repair(child, live, kept_managers))
-            elif live := found.get(identity(child)):
-                await self._apply_to(child, live, kept_managers)
             else:
                 await self.create(child, kept_managers)
         return all(done)
 
     async def create(self, child: Body, kept_managers: Collection[str] = ()) -> None:
-        """Create a child whose name was free."""
+        """Create a child, unless another owner's object has its name."""
         try:
             self._store(child, await self.cluster.apply_new(child))
         except ConflictError:  # An earlier try may have created it, and its response was lost.

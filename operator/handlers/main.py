@@ -174,6 +174,8 @@ class OperatorState:
                     self.turns.forget(key)
                 else:
                     self.turns.looked(key, requeue)
+            if requeue.is_due:
+                self.queue.add_soon(key)
 
         self._beat()
         self._tasks = [
@@ -253,12 +255,16 @@ class OperatorState:
 
     def add_related(self, key: Key, ask: Callable[[Key], None]) -> None:
         """Queue a SpecDecodeDeployment, its captures and its trainings, because they wait for each other."""
+        self.add_runs(key, ask)
+        if self.cache.parent(key) is not None:
+            ask(key)
+
+    def add_runs(self, key: Key, ask: Callable[[Key], None]) -> None:
+        """Queue the captures and trainings of a SpecDecodeDeployment."""
         for body in self.cache.captures_of(key):
             ask(Key(key.namespace, body["metadata"]["name"], capture.KIND))
         for body in self.cache.trainings_of(key):
             ask(Key(key.namespace, body["metadata"]["name"], training.KIND))
-        if self.cache.parent(key) is not None:
-            ask(key)
 
     def add_keeping_captures(self) -> None:
         """Queue all captures that have not ended and do not borrow the GPUs of their deployment."""
@@ -326,11 +332,15 @@ class OperatorState:
 async def on_deployment(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> None:
     """Queue a SpecDecodeDeployment that was created, changed or deleted, and its captures."""
     is_echo = memo.cache.knows_parent(deployment.KIND, dict(event["object"]))
-    if stored := _store(event, deployment.KIND, memo):
-        key, _ = stored
-        ask = memo.queue.add_soon if is_echo else _queueing(event, memo)
-        ask(key)  # Also if it was deleted, so that the reconciler drops its state.
-        memo.add_related(key, ask)
+    if (stored := _store(event, deployment.KIND, memo)) is None:
+        return
+    key, _ = stored
+    if is_echo and event["type"] != "DELETED":  # Of a write of its own status, so only others may act on it.
+        memo.add_runs(key, memo.queue.add_soon)
+        return
+    ask = _queueing(event, memo)
+    ask(key)  # Also if it was deleted, so that the reconciler drops its state.
+    memo.add_runs(key, ask)
 
 
 async def on_capture(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> None:

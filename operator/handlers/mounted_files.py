@@ -10,6 +10,7 @@ import json
 import logging
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -102,6 +103,10 @@ def read_facts_file(path: Path) -> Mapping[str, Checkpoint]:
     return found
 
 
+_LOOK_REST_S: Final = 1.0
+"""Minimum time between reads for reconciles; each takes a switch of threads."""
+
+
 class FactsFolder:
     """Reads a folder of facts files, which may be absent; thread-safe.
 
@@ -117,6 +122,7 @@ class FactsFolder:
         self._facts: Mapping[str, SiteFacts] = {}
         self._told: frozenset[str] = frozenset()
         self._lock = threading.Lock()
+        self._looked_s = -_LOOK_REST_S
 
     @property
     def known(self) -> Mapping[str, SiteFacts]:
@@ -124,8 +130,10 @@ class FactsFolder:
         return self._facts
 
     async def look(self) -> None:
-        """Read the folder in another thread."""
-        if self._folder is not None:
+        """Read the folder in another thread, at most once a second."""
+        now_s = time.monotonic()
+        if self._folder is not None and now_s - self._looked_s >= _LOOK_REST_S:
+            self._looked_s = now_s
             await asyncio.to_thread(self.read)
 
     def read(self) -> Mapping[str, SiteFacts]:

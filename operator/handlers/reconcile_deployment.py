@@ -98,7 +98,7 @@ from specdecode_operator.deployment.parsed_deployment import (
 )
 from specdecode_operator.deployment.planning import plan_change, planned_break_even
 from specdecode_operator.deployment.replica_capacity import replica_load
-from specdecode_operator.deployment.requeue import Requeue, requeue_for
+from specdecode_operator.deployment.requeue import Requeue, needs_another, requeue_for
 from specdecode_operator.deployment.rollout.blocked_pods import waits_for_claim
 from specdecode_operator.deployment.rollout.canary import (
     CanaryDecision,
@@ -552,7 +552,8 @@ class Reconciler:
         exists = await self._report(parent, desired, observation, schedules, policy=policy, trained=trained)
         if exists and seen is not None:
             await start_trainings(record.children, parent, seen, refreshes)
-        return requeue_for(parent, desired, observation, schedules or ())
+        requeue, now = requeue_for(parent, desired, observation, schedules or ()), self._cache.parent(key)
+        return replace(requeue, is_due=now is not None and needs_another(body, now))
 
     def _draft_order(self, parent: ParsedDeployment, offers: Offers | None) -> str:
         """Return the order to load another head, from the last reconcile; its successor follows from the engines."""
