@@ -96,7 +96,9 @@ _SURGE_STRATEGY: Final = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge":
 def objects_to_apply(desired: DesiredState, live: Collection[Body], kept_managers: Collection[str] = ()) -> list[Body]:
     """Return the children to apply; during a pause, without a workload that would replace one of another kind."""
     workload = desired.workload
+    # The Service first: of all names, a user's object most likely has its name, and then nothing else is created.
     others = [child for child in desired.children if child is not workload]
+    others.sort(key=lambda child: child["kind"] != SERVICE.kind)
     if workload is None or _paused_workload(desired, live) is not None:
         return others
     running = next((child for child in live if identity(child) == identity(workload)), None)

@@ -60,7 +60,7 @@ QUESTIONS: dict[str, dict[str, Any]] = {
     "nodes": {"nodes": NODES[:1]},
     "facts of models": {"model_facts": {"model": "{}"}},
     "calibration": {"calibration": MEASURED},
-    "plan in force": {"body": parent(pair_70b(), status=PLANNED)},
+    "another plan in force": {"body": parent(pair_70b(), status={"plan": {**PLANNED["plan"], "tensor": 4}})},
     "reader": {"model_pods": (reader("2"),)},
     "downloads": {"downloads": {"model": "abc"}},
     "host paths": {"host_paths": ("/mnt",)},
@@ -73,3 +73,12 @@ def test_changed_inputs_are_decided_again(changes: dict[str, Any]) -> None:
     cache = DecisionCache()
     before = ask(cache)
     assert ask(cache, **changes).outcome is not before.outcome
+
+
+def test_plan_of_the_decision_in_the_status_changes_nothing() -> None:
+    cache = DecisionCache()
+    before = ask(cache)
+    plan = before.outcome.plan_status
+    assert plan is not None
+    written = {"plan": plan.model_dump(by_alias=True, mode="json", exclude_none=True)}
+    assert ask(cache, body=parent(pair_70b(), status=written)).outcome is before.outcome

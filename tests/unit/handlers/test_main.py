@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from devcluster.cluster.settings import free_ports
-from specdecode_operator.api import capture
+from specdecode_operator.api import capture, deployment
 from specdecode_operator.api.deployment import Key
 from specdecode_operator.cluster.resources import (
     CAPTURE_LABEL,
@@ -205,6 +205,13 @@ class TestObjects:
             await main.on_deployment(event("MODIFIED", body("llama", version)), state)
         assert await looked_at(state) == [LLAMA, DEMO]
         assert (state.cache.parent(LLAMA) or {})["metadata"]["resourceVersion"] == "4"
+
+    async def test_event_of_a_known_version_queues_only_captures(self, state: OperatorState) -> None:
+        """The operator has written the status itself."""
+        state.cache.put_parent(deployment.KIND, body("llama", 5))
+        for version in (4, 5):
+            await main.on_deployment(event("MODIFIED", body("llama", version)), state)
+        assert await looked_at(state) == [DEMO]
 
     async def test_late_events_do_not_restore_old_versions(self, state: OperatorState) -> None:
         await main.on_deployment(event("MODIFIED", body("llama", 9)), state)
