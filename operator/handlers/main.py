@@ -455,7 +455,7 @@ async def login(memo: OperatorState, **kwargs: Any) -> kopf.AiohttpSession | Non
         expiration=info.expiration,
         aiohttp_session=aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ssl=info.as_ssl_context()),
-            headers=info.as_http_headers(),
+            headers={**info.as_http_headers(), "Accept-Encoding": "identity"},  # as in `Cluster.connect`
             proxy=info.proxy_url,
             trust_env=info.trust_env,
             response_class=memo.objects.response_class(),
