@@ -35,6 +35,7 @@ from specdecode_operator.sizing.memory.budget import Budget, Verdict
 from specdecode_operator.sizing.plan import Plan
 from specdecode_operator.sizing.quantization_matrix import MatrixRow
 
+PLAN_ENTRY: Final = "plan.json"
 LARGEST_BYTES: Final = 256 * 1024  # A ConfigMap may hold 1 MiB, but operators cache the ConfigMaps that they own
 _COLUMNS: Final = (
     *("target", "draft", "kvCacheDtype", "product", "gpus", "tensor", "verdict", "launchable", "chosen"),
@@ -65,7 +66,7 @@ def plan_data(plan: Plan, matrix: Sequence[MatrixRow] = ()) -> dict[str, str]:
     content = msgspec.to_builtins(plan) | {"matrixRowsLeftOut": table.rows_left_out}
     for row in (content["chosen"], *content["rows"]):
         del row["spread"]["tensor"]  # the row's own `tensor` is the one the plan chose
-    data = {"plan.json": msgspec.json.format(msgspec.json.encode(content, order="sorted"), indent=2).decode()}
+    data = {PLAN_ENTRY: msgspec.json.format(msgspec.json.encode(content, order="sorted"), indent=2).decode()}
     return data | ({"matrix.csv": table.csv} if table.csv else {})
 
 

@@ -56,7 +56,7 @@ from specdecode_operator.cluster.resources import (
 from specdecode_operator.deployment.attestation.attest import Seen, attestation_name, attested
 from specdecode_operator.deployment.attestation.keys import SigningKey
 from specdecode_operator.deployment.autoscaler import KEDA_MISSING, wanted_autoscaler
-from specdecode_operator.deployment.children import wanted_replicas
+from specdecode_operator.deployment.children import PLAN_ENTRY, wanted_replicas
 from specdecode_operator.deployment.conditions import Blocked
 from specdecode_operator.deployment.configmap_digests import child_entry, children_proofs
 from specdecode_operator.deployment.desired_state import DesiredState, Launch, NotLaunched, Outcome
@@ -102,7 +102,14 @@ def objects_to_apply(desired: DesiredState, live: Collection[Body], kept_manager
     if workload is None or _paused_workload(desired, live) is not None:
         return others
     running = next((child for child in live if identity(child) == identity(workload)), None)
-    return [*others, _guarded(workload, running, kept_managers)]
+    # The plan comes after the engines, because only people and tools read it.
+    others.sort(key=_has_plan)
+    number = sum(not _has_plan(child) for child in others)
+    return [*others[:number], _guarded(workload, running, kept_managers), *others[number:]]
+
+
+def _has_plan(child: Body) -> bool:
+    return PLAN_ENTRY in (child.get("data") or {})
 
 
 def _guarded(workload: Body, live: Body | None, kept_managers: Collection[str]) -> Body:
@@ -339,7 +346,7 @@ class Children(Reporter):
     async def apply(self, children: Collection[Body], kept_managers: Collection[str] = ()) -> bool:
         """Apply children that are missing or drifted, and remove fields that other writers added.
 
-        A name that is taken stops at that child. The workload is the last one, so no engine starts then. Fields of
+        A name that is taken stops at that child. The workload comes after all that its pods need. Fields of
         ``kept_managers`` stay. Returns False if the repair of a contested child was postponed.
         """
         owned, done = self.owned(), []

@@ -43,9 +43,9 @@ from tests.unit.handlers.reconciler_world import World
 STATUS = "patch specdecodedeployments.specdecode.io/status llama"
 CHILD_WRITES = [
     "patch services llama",
-    "patch configmaps llama-plan",
     "patch configmaps llama-recorder",
     "patch deployments.apps llama",
+    "patch configmaps llama-plan",
 ]
 
 
