@@ -70,6 +70,7 @@ from specdecode_operator.deployment.resource_claim import requested, template_na
 from specdecode_operator.deployment.rollout.blocked_pods import backs_off, rejections, running_pods
 from specdecode_operator.deployment.rollout.canary import is_canary
 from specdecode_operator.deployment.rollout.engine_workload import (
+    TEMPLATE_KINDS,
     WORKLOAD_KINDS,
     canary_name,
     engine_pods,
@@ -207,12 +208,10 @@ def _paused_workload(desired: DesiredState, live: Iterable[Body]) -> Body | None
     return None if workload["kind"] in running else next(iter(running.values()), None)
 
 
-def _pod_on_image(child: Body) -> Body | None:
-    """Return the pod template of a child if it has an image volume."""
-    spec = child.get("spec") or {}
-    template: Body = spec.get("template") or (spec.get("leaderWorkerTemplate") or {}).get("leaderTemplate") or {}
-    volumes = (template.get("spec") or {}).get("volumes") or []
-    return template if any("image" in each for each in volumes) else None
+def _pod_on_image(children: Iterable[Body]) -> Body | None:
+    """Return the first pod template of the children that has an image volume."""
+    pods = chain.from_iterable(pod_templates(child) for child in children if child["kind"] in TEMPLATE_KINDS)
+    return next((pod for pod in pods if any("image" in each for each in pod["spec"].get("volumes") or [])), None)
 
 
 _AT_ONCE: Final = 3
@@ -531,7 +530,7 @@ class EngineChildren(Children):
         children = objects_to_apply(desired, owned.values(), parent.kept_managers)
         others = [child for child in children if child["kind"] not in _BESIDE_ENGINES]
         beside = {child["kind"]: child for child in children if child["kind"] in _BESIDE_ENGINES}
-        await self._check_image_volumes(parent, others)
+        await self._check_image_volumes(parent, others, owned.values())
         is_all = await self.apply(others, parent.kept_managers)
         for workload, replicas in workloads_to_scale(parent, desired, owned.values()):
             if workload["spec"].get("replicas", 1) != replicas:
@@ -574,11 +573,16 @@ class EngineChildren(Children):
         wanted = {identity(child) for child in desired.children}
         return [child for name, child in live.items() if name not in wanted and name[1] not in used]
 
-    async def _check_image_volumes(self, parent: ParsedDeployment, children: Iterable[Body]) -> None:
-        """Raise if the API server does not support image volumes and would drop them from the pods."""
+    async def _check_image_volumes(
+        self, parent: ParsedDeployment, children: Iterable[Body], live: Iterable[Body]
+    ) -> None:
+        """Raise if the API server does not support image volumes and would drop them from the pods.
+
+        A live child with such a volume shows that it does, so an object needs one dry run.
+        """
         fields = [] if isinstance(parent.spec, InvalidSpecError) else image_fields(parent.spec)
-        pod = next((each for child in children if (each := _pod_on_image(child))), None)
-        if not fields or pod is None:
+        pod = _pod_on_image(children)
+        if not fields or pod is None or _pod_on_image(live) is not None:
             return
         metadata = {**pod["metadata"], "generateName": f"{self.key.name}-", "namespace": self.key.namespace}
         body = {"apiVersion": POD.api_version, "kind": POD.kind, "metadata": metadata, "spec": pod["spec"]}
