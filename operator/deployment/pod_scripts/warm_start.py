@@ -33,6 +33,7 @@ import time
 import urllib.error
 import urllib.request
 import uuid
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -62,7 +63,7 @@ measurements in which the others wait
 
 
 @dataclass(frozen=True)
-class Group:
+class _Group:
     """The pods of an engine on several nodes. The leader has rank 0."""
 
     size: int
@@ -74,7 +75,7 @@ class Group:
         return [root / str(rank) for rank in range(self.size)]
 
 
-def prepare(published: Path, cache: Path) -> bool:
+def _prepare(published: Path, cache: Path) -> bool:
     """Replace the engine's private cache with a copy of the published one; return whether this worked."""
     # A failed engine may have left an incomplete cache.
     shutil.rmtree(cache, ignore_errors=True)
@@ -87,12 +88,12 @@ def prepare(published: Path, cache: Path) -> bool:
     return True
 
 
-def agree(group: Group, *, is_published: bool, is_copied: bool) -> str:
+def _agree(group: _Group, *, is_published: bool, is_copied: bool) -> str:
     """Return the leader's answer to the reports of all pods."""
     return _lead(group, is_published, is_copied) if group.rank == 0 else _report(group, is_copied)
 
 
-def _lead(group: Group, is_published: bool, is_copied: bool) -> str:
+def _lead(group: _Group, is_published: bool, is_copied: bool) -> str:
     reports: dict[int, tuple[socket.socket, bool]] = {}
     family = socket.AF_INET6 if ":" in group.leader else socket.AF_INET
     with socket.create_server((group.leader, PORT), family=family) as server:
@@ -116,7 +117,7 @@ def _lead(group: Group, is_published: bool, is_copied: bool) -> str:
     return answer
 
 
-def _report(group: Group, is_copied: bool) -> str:
+def _report(group: _Group, is_copied: bool) -> str:
     while True:
         with suppress(OSError), socket.create_connection((group.leader, PORT), _TIMEOUT_S) as connection:
             connection.settimeout(None)  # other workers may start much later
@@ -127,10 +128,10 @@ def _report(group: Group, is_copied: bool) -> str:
         time.sleep(_PERIOD_S)
 
 
-def publish(folder: Path, cache: Path, part: str, group: "Group | None" = None) -> None:
+def _publish(folder: Path, cache: Path, part: str, group: _Group | None, runs: Callable[[], bool]) -> None:
     """Publish an engine's cache atomically, unless another engine did so first.
 
-    A worker adds its folder, and the leader waits for the folders of all pods.
+    A worker adds its folder, and the leader waits for the folders of all pods while its engine runs.
     """
     place = folder / part
     if group is not None and group.rank > 0:
@@ -145,6 +146,8 @@ def publish(folder: Path, cache: Path, part: str, group: "Group | None" = None) 
         else:
             _copy(cache, group.folders(place)[0])
             while not all(each.is_dir() for each in group.folders(place)):
+                if not runs():
+                    return
                 time.sleep(_PERIOD_S)
         place.rename(folder / PUBLISHED)
     finally:
@@ -157,15 +160,19 @@ def _copy(cache: Path, target: Path) -> None:
     incomplete.rename(target)
 
 
-def _publish_later(folder: Path, cache: Path, health: str, part: str, group: "Group | None") -> None:
+def _publish_later(folder: Path, cache: Path, health: str, part: str, group: _Group | None) -> None:
     """Fork a process that publishes the cache when the engine, which this process becomes, serves."""
     engine = os.getpid()
     if os.fork() != 0:
         return
+
+    def runs() -> bool:
+        return os.getppid() == engine
+
     try:
-        while os.getppid() == engine:
+        while runs():
             if _serves(health):
-                publish(folder, cache, part, group)
+                _publish(folder, cache, part, group, runs)
                 break
             time.sleep(_PERIOD_S)
     except OSError as error:
@@ -203,14 +210,14 @@ def main(arguments: list[str]) -> None:
         if given.pods > 1:
             # The first process of a container ignores signals without a handler. The engine does not inherit it.
             signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
-            group = Group(given.pods, given.rank, given.leader)
-            is_copied = is_published and prepare(group.folders(published)[group.rank], given.cache)
-            part = agree(group, is_published=is_published, is_copied=is_copied)
+            group = _Group(given.pods, given.rank, given.leader)
+            is_copied = is_published and _prepare(group.folders(published)[group.rank], given.cache)
+            part = _agree(group, is_published=is_published, is_copied=is_copied)
             is_published = part in {_WARM, _COLD}
             if part != _WARM:
                 shutil.rmtree(given.cache, ignore_errors=True)
         elif is_published:
-            prepare(published, given.cache)
+            _prepare(published, given.cache)
         if not is_published:
             _publish_later(given.folder, given.cache, given.health, part, group)
     sys.stdout.flush()
