@@ -75,7 +75,7 @@ from specdecode_operator.vllm.environment import (
     environment,
     manifest_variables,
 )
-from specdecode_operator.vllm.settings import ContainerVariable, NodeGroup
+from specdecode_operator.vllm.settings import ContainerVariable, EngineSettings, NodeGroup
 
 _SHM_GIB_PER_GPU = 1
 _MODELS_MOUNT: Final = {"name": "models", "mountPath": "/models", "readOnly": True}
@@ -160,31 +160,52 @@ def engine_timeouts(facts: Facts, plan: Plan) -> Timeouts:
     return timeouts(facts.spec, of_gpu_bytes * plan.chosen.gpus, measuring_s, together=together)
 
 
-def _values(key: Key, facts: Facts, plan: Plan, role: Role, *, live: bool = True) -> dict[str, Any]:
-    spec, times, group = facts.spec, engine_timeouts(facts, plan), None
+def _settings(facts: Facts, plan: Plan, role: Role) -> EngineSettings:
+    group = None
     if role is not Role.ALONE:
         leads = role is Role.LEADER
         # ZeroMQ can only listen on an IP address; workers connect to the leader by name.
         address = ContainerVariable(f"$({HOST_ADDRESS_VARIABLE})") if leads else _LEADER_ADDRESS
-        group = NodeGroup(plan.chosen.nodes, _RANK, address, leads=leads, meeting_timeout_s=times.startup_s)
-    settings = engine_settings(spec, facts.pair, plan.chosen.tensor, group)
+        meeting_timeout_s = engine_timeouts(facts, plan).startup_s
+        group = NodeGroup(plan.chosen.nodes, _RANK, address, leads=leads, meeting_timeout_s=meeting_timeout_s)
+    return engine_settings(facts.spec, facts.pair, plan.chosen.tensor, group)
+
+
+def _warm_start(settings: EngineSettings, command: list[str]) -> list[str]:
+    """Return the command of an engine that shares its compile cache."""
+    group = settings.group
+    host = "127.0.0.1" if group is None or group.leads else group.leader_address
+    health = f"{'https' if settings.tls else 'http'}://{host}:{settings.serving.port}/health"
+    flags = [
+        f"--folder={model_locations.COMPILED_PATH}",
+        f"--cache={model_locations.COMPILE_CACHE_PATH}",
+        ContainerVariable(f"--health={health}"),
+    ]
+    if group is not None:
+        rank, leader = ContainerVariable(f"--rank={group.rank}"), ContainerVariable(f"--leader={group.leader_address}")
+        flags += [f"--pods={group.nodes}", rank, leader]
+    return ["python3", "-c", _WARM_START, *flags, "--", *command]
+
+
+def _values(key: Key, facts: Facts, plan: Plan, role: Role, *, live: bool = True) -> dict[str, Any]:
+    spec, times = facts.spec, engine_timeouts(facts, plan)
+    settings = _settings(facts, plan, role)
     command = command_line(settings, facts.profile)
     mounts = [_MODELS_MOUNT, *model_locations.own_mounts(spec)]
     own_env = manifest_variables(spec.engine.env)
     env = {**environment(settings), logging_config.LOGGING_CONFIG_VARIABLE: logging_config.LOGGING_CONFIG_PATH}
-    # On several nodes, workers do not know when the engine serves, so they could not publish a cache.
-    if spec.models.cache is not None and role is Role.ALONE:
+    if spec.models.cache is not None:
         if settings.ranks == 1:
             env |= STARTUP_PLAN_ENVIRONMENT
+        # Workers share the folder of their leader.
+        first = command_line(_settings(facts, plan, Role.LEADER), facts.profile) if role is Role.WORKER else command
         # Version and product are for people. The hash covers everything else, because vLLM's cache keys do not include
         # all that the start-up plan depends on, such as the memory utilization (config/cache.py, compute_hash).
-        content = {"image": facts.image, "command": command, "env": _values_or_sources(own_env)}
+        content = {"image": facts.image, "command": first, "env": _values_or_sources(own_env)}
         product = "cpu" if facts.on_cpu else plan.chosen.product
         mount = model_locations.compiled_mount(spec, f"{facts.profile.version}-{product}-{content_hash(content)}")
         mounts += [mount] if mount else []
-        health = f"--health={'https' if settings.tls else 'http'}://127.0.0.1:{settings.serving.port}/health"
-        shared, own = f"--folder={model_locations.COMPILED_PATH}", f"--cache={model_locations.COMPILE_CACHE_PATH}"
-        command = ["python3", "-c", _WARM_START, shared, own, health, "--", *command]
+        command = _warm_start(settings, command)
     resources: Body = {"limits": {GPU_RESOURCE: str(plan.chosen.gpus_per_node)}}
     request = claim_request(spec, plan.chosen) if claims_devices(spec) else None
     if request is not None:

@@ -46,6 +46,7 @@ from specdecode_operator.cluster.resources import (
     INFERENCE_POOL,
     JOB,
     LEADER_WORKER_SET,
+    PERSISTENT_VOLUME_CLAIM,
     POD,
     RESOURCE_CLAIM_TEMPLATE,
     SCALED_OBJECT,
@@ -63,13 +64,19 @@ from specdecode_operator.deployment.desired_state import DesiredState, Launch, N
 from specdecode_operator.deployment.expose import KIND_MISSING, REFUSED_HINT, leads_to, wanted_kinds
 from specdecode_operator.deployment.live_recorder import DRAFT_ENTRY, recorder_name
 from specdecode_operator.deployment.models.model_facts import CONFIG_MAP_NAME, facts_config_map
-from specdecode_operator.deployment.models.model_locations import image_fields, image_volumes_missing
+from specdecode_operator.deployment.models.model_locations import (
+    claim_fields,
+    claim_not_shared,
+    image_fields,
+    image_volumes_missing,
+)
 from specdecode_operator.deployment.observed.observation import Observation, rollout_of
 from specdecode_operator.deployment.parsed_deployment import ParsedDeployment
 from specdecode_operator.deployment.resource_claim import requested, template_name
 from specdecode_operator.deployment.rollout.blocked_pods import backs_off, rejections, running_pods
 from specdecode_operator.deployment.rollout.canary import is_canary
 from specdecode_operator.deployment.rollout.engine_workload import (
+    TEMPLATE_KINDS,
     WORKLOAD_KINDS,
     canary_name,
     engine_pods,
@@ -85,7 +92,7 @@ from specdecode_operator.deployment.rollout.rollout_progress import (
 from specdecode_operator.enums import RolloutStrategy
 from specdecode_operator.handlers.status_writer import Reporter
 from specdecode_operator.problems import InvalidSpecError
-from specdecode_operator.untrusted import mapping
+from specdecode_operator.untrusted import mapping, objects, texts
 
 _BESIDE_ENGINES: Final = tuple(each.kind for each in BESIDE_ENGINES)
 _NOT_SERVED: Final = {**KIND_MISSING, SCALED_OBJECT.kind: KEDA_MISSING}
@@ -216,12 +223,15 @@ def _paused_workload(desired: DesiredState, live: Iterable[Body]) -> Body | None
     return None if workload["kind"] in running else next(iter(running.values()), None)
 
 
-def _pod_on_image(child: Body) -> Body | None:
-    """Return the pod template of a child if it has an image volume."""
-    spec = child.get("spec") or {}
-    template: Body = spec.get("template") or (spec.get("leaderWorkerTemplate") or {}).get("leaderTemplate") or {}
-    volumes = (template.get("spec") or {}).get("volumes") or []
-    return template if any("image" in each for each in volumes) else None
+def _claims_of(workload: Body) -> set[str]:
+    volumes = chain.from_iterable(objects(pod["spec"], "volumes") for pod in pod_templates(workload))
+    return {str(mapping(each, "persistentVolumeClaim").get("claimName")) for each in volumes}
+
+
+def _pod_on_image(children: Iterable[Body]) -> Body | None:
+    """Return the first pod template of the children that has an image volume."""
+    pods = chain.from_iterable(pod_templates(child) for child in children if child["kind"] in TEMPLATE_KINDS)
+    return next((pod for pod in pods if any("image" in each for each in pod["spec"].get("volumes") or [])), None)
 
 
 _AT_ONCE: Final = 3
@@ -509,6 +519,7 @@ class EngineChildren(Children):
         super().__init__(cluster, cache, key, uid, CHILDREN)
         self._signing_key = signing_key
         self._in_line: _InLine | None = None
+        self._shared_claims = set[tuple[str, str]]()
         self.blocked_beside: dict[str, Readiness] = {}
         """Why children that engines do not depend on could not be written or deleted, by kind."""
         self._postponed_beside = set[str]()
@@ -534,7 +545,8 @@ class EngineChildren(Children):
         children = objects_to_apply(desired, owned.values(), parent.kept_managers)
         others = [child for child in children if child["kind"] not in _BESIDE_ENGINES]
         beside = {child["kind"]: child for child in children if child["kind"] in _BESIDE_ENGINES}
-        await self._check_image_volumes(parent, others)
+        await self._check_claims(parent, desired, owned.values())
+        await self._check_image_volumes(parent, others, owned.values())
         is_all = await self.apply(others, parent.kept_managers)
         for workload, replicas in workloads_to_scale(parent, desired, owned.values()):
             if workload["spec"].get("replicas", 1) != replicas:
@@ -577,11 +589,38 @@ class EngineChildren(Children):
         wanted = {identity(child) for child in desired.children}
         return [child for name, child in live.items() if name not in wanted and name[1] not in used]
 
-    async def _check_image_volumes(self, parent: ParsedDeployment, children: Iterable[Body]) -> None:
-        """Raise if the API server does not support image volumes and would drop them from the pods."""
+    async def _check_claims(self, parent: ParsedDeployment, desired: DesiredState, live: Iterable[Body]) -> None:
+        """Raise if a replica runs on several nodes and a claim of the spec cannot be mounted on all of them.
+
+        Some storage does not enforce access modes, so claims of replicas that serve are accepted.
+        """
+        plan = desired.outcome.plan_status
+        if isinstance(parent.spec, InvalidSpecError) or plan is None or (plan.nodes_per_replica or 1) == 1:
+            return
+        groups = [child for child in live if child["kind"] == LEADER_WORKER_SET.kind]
+        serving = [child for child in groups if mapping(child, "status").get("readyReplicas")]
+        served = {claim for child in serving for claim in _claims_of(child)}
+        for field_, name in claim_fields(parent.spec).items():
+            if (field_, name) in self._shared_claims or name in served:
+                continue
+            claim = await self.cluster.get(PERSISTENT_VOLUME_CLAIM, self.key.namespace, name, may_be_old=True)
+            if claim is None:
+                continue  # Its pods wait and report it.
+            modes = texts(mapping(claim, "spec"), "accessModes")
+            if blocked := claim_not_shared(field_, name, modes, plan.nodes_per_replica):
+                raise BlockedError(blocked)
+            self._shared_claims.add((field_, name))
+
+    async def _check_image_volumes(
+        self, parent: ParsedDeployment, children: Iterable[Body], live: Iterable[Body]
+    ) -> None:
+        """Raise if the API server does not support image volumes and would drop them from the pods.
+
+        A live child with such a volume shows that it does, so an object needs one dry run.
+        """
         fields = [] if isinstance(parent.spec, InvalidSpecError) else image_fields(parent.spec)
-        pod = next((each for child in children if (each := _pod_on_image(child))), None)
-        if not fields or pod is None:
+        pod = _pod_on_image(children)
+        if not fields or pod is None or _pod_on_image(live) is not None:
             return
         metadata = {**pod["metadata"], "generateName": f"{self.key.name}-", "namespace": self.key.namespace}
         body = {"apiVersion": POD.api_version, "kind": POD.kind, "metadata": metadata, "spec": pod["spec"]}

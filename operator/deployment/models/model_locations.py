@@ -107,6 +107,34 @@ def claims_named(spec: object) -> frozenset[str]:
     return frozenset(claim for claim in claims if isinstance(claim, str))
 
 
+def claim_fields(spec: SpecDecodeDeploymentSpec) -> dict[str, str]:
+    """Return the claims with models and the compile cache, by the field that names each."""
+    draft = spec.speculation.draft if spec.speculation else None
+    places = {
+        "spec.models.volume": spec.models.volume,
+        CACHE: spec.models.cache,
+        DRAFT: draft,
+        **{f"{ADAPTERS}[{index}]": each for index, each in enumerate(spec.adapters)},
+    }
+    claims = {field: place.persistent_volume_claim if place else None for field, place in places.items()}
+    return {field: claim.claim_name for field, claim in claims.items() if claim}
+
+
+def claim_not_shared(field: str, claim: str, modes: Sequence[str], nodes: int) -> Blocked | None:
+    """Return that pods on several nodes cannot use a claim with these access modes; None if they can.
+
+    Engines write to the cache.
+    """
+    shared = ["ReadWriteMany"] if field == CACHE else ["ReadWriteMany", "ReadOnlyMany"]
+    if not modes or set(shared) & set(modes):
+        return None
+    message = (
+        f"{field}.persistentVolumeClaim.claimName: {claim}: a replica runs on {nodes} nodes, but the access mode of the"
+        f" claim is {', '.join(modes)}: name a claim with {' or '.join(shared)}"
+    )
+    return Blocked("VolumeNotShared", message)
+
+
 def engine_volumes(spec: SpecDecodeDeploymentSpec) -> list[Body]:
     """Return the volumes of an engine pod for models and the compile cache."""
     return _volumes_and_own_mounts(spec)[0]
@@ -204,6 +232,7 @@ NOTHING_ASSUMED: Final = Assumption()
 TARGET: Final = "spec.target"
 DRAFT: Final = "spec.speculation.draft"
 ADAPTERS: Final = "spec.adapters"
+CACHE: Final = "spec.models.cache"
 
 
 @dataclass(frozen=True)

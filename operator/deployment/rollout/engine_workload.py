@@ -11,7 +11,7 @@ import msgspec
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Key
-from specdecode_operator.cluster.resources import DEPLOYMENT, DEPLOYMENT_LABEL, ENGINE_CONTAINER, LEADER_WORKER_SET
+from specdecode_operator.cluster.resources import DEPLOYMENT, DEPLOYMENT_LABEL, ENGINE_CONTAINER, JOB, LEADER_WORKER_SET
 from specdecode_operator.vllm.arguments import SPECULATIVE_OPTION
 from specdecode_operator.vllm.logging_config import WATCH, logging_config
 
@@ -32,7 +32,12 @@ def unpack_object(packed: bytes) -> dict[str, Any]:
 
 # Kinds that start engines. An object has one workload, or two while one replaces the other.
 WORKLOAD_KINDS: Final = frozenset({DEPLOYMENT.kind, LEADER_WORKER_SET.kind})
-_TEMPLATE_FIELD: Final = {DEPLOYMENT.kind: "template", LEADER_WORKER_SET.kind: "leaderWorkerTemplate"}
+_TEMPLATE_FIELD: Final = {
+    DEPLOYMENT.kind: "template",
+    JOB.kind: "template",
+    LEADER_WORKER_SET.kind: "leaderWorkerTemplate",
+}
+TEMPLATE_KINDS: Final = frozenset(_TEMPLATE_FIELD)
 
 
 def workload_name(key: Key, kind: str) -> str:
@@ -48,7 +53,7 @@ def serving_template(workload: Body) -> Body:
 
 
 def pod_templates(workload: Body) -> list[Body]:
-    """Return the templates of all pods that a workload starts."""
+    """Return the templates of all pods that a workload or a Job starts."""
     template: Body = workload["spec"][_TEMPLATE_FIELD[workload["kind"]]]
     if workload["kind"] != LEADER_WORKER_SET.kind:
         return [template]

@@ -134,21 +134,60 @@ def test_data_parallel_ranks_are_spread_over_nodes() -> None:
     assert value_of(leader, "--nnodes") == "2", "vLLM tells the ranks of a node by its number"
 
 
-def test_cached_groups_use_no_warm_start_or_startup_plan() -> None:
-    """A pod that started with what earlier ones measured would leave the others waiting for its part."""
-    cached = {**STAGES, "models": {"cache": {"persistentVolumeClaim": {"claimName": "models"}}}}
-    jobs = [
-        each
-        for each in desired_state(parse_deployment(parent(cached)), TWO_H100, has_leader_worker_sets=True).children
-        if each["kind"] == "Job"
-    ]
+CACHED = {**STAGES, "models": {"cache": {"persistentVolumeClaim": {"claimName": "models"}}}}
+
+
+def cached_group(spec: Body, nodes: tuple[NodeFacts, ...] = TWO_H100) -> tuple[Body, Body]:
+    """The templates of a group whose models are downloaded."""
+    read = parse_deployment(parent(spec))
+    jobs = [each for each in desired_state(read, nodes, has_leader_worker_sets=True).children if each["kind"] == "Job"]
     done = [downloaded_by(job, json.dumps({"commit": "0" * 40})) for job in jobs]
-    workload = desired_state(
-        parse_deployment(parent(cached)), TWO_H100, pods=done, has_leader_worker_sets=True
-    ).workload
+    workload = desired_state(read, nodes, pods=done, has_leader_worker_sets=True).workload
     assert workload is not None
-    for template in templates(workload):
-        assert "python3" not in engine_of(template)["command"], "the program that warms caches"
+    return templates(workload)
+
+
+def compile_cache_of(template: Body) -> tuple[str, dict[str, str]]:
+    """The folder of the compile cache on the claim, and the flags of the program that fills it."""
+    (mount,) = (each for each in engine_of(template)["volumeMounts"] if each["mountPath"] == "/compiled")
+    command = engine_of(template)["command"]
+    start = command.index("python3") + len(("python3", "-c", "the program"))
+    flags = command[start : command.index("--")]
+    return mount["subPath"], dict(flag.split("=", 1) for flag in flags)
+
+
+def test_pods_of_a_group_share_a_folder_for_their_compile_caches() -> None:
+    leader, worker = map(compile_cache_of, cached_group(CACHED))
+    assert leader[0] == worker[0]
+    assert leader[1] == {
+        "--folder": "/compiled",
+        "--cache": "/tmp/vllm-cache",
+        "--health": "http://127.0.0.1:8000/health",
+        "--pods": "2",
+        "--rank": "$(LWS_WORKER_INDEX)",
+        "--leader": "$(VLLM_HOST_IP)",
+    }
+    address = "$(LWS_LEADER_ADDRESS)"
+    assert worker[1] == leader[1] | {"--leader": address, "--health": f"http://{address}:8000/health"}
+
+
+def test_workers_ask_a_leader_with_a_certificate_by_https() -> None:
+    serving = {"maxModelLen": 8192, "port": 8443, "tlsSecret": {"name": "tls"}}
+    _, worker = map(compile_cache_of, cached_group({**CACHED, "serving": serving}))
+    assert worker[1]["--health"] == "https://$(LWS_LEADER_ADDRESS):8443/health"
+
+
+def test_groups_with_other_layouts_share_no_compile_cache() -> None:
+    folders = {
+        compile_cache_of(cached_group({**CACHED, "parallelism": parallelism}, FOUR_H100)[1])[0]
+        for parallelism in ({"tensor": 8, "pipeline": 2}, {"tensor": 16}, {"tensor": 8, "pipeline": 4})
+    }
+    assert len(folders) == 3
+
+
+def test_cached_groups_use_no_startup_plan() -> None:
+    """A rank that skips profiling would leave the others waiting."""
+    for template in cached_group(CACHED):
         assert "VLLM_ENABLE_STARTUP_PLAN" not in {variable["name"] for variable in engine_of(template)["env"]}
 
 

@@ -1,6 +1,6 @@
 """Models on OCI images start only if the API server keeps image volumes."""
 
-from specdecode_operator.cluster.resources import DEPLOYMENT, JOB
+from specdecode_operator.cluster.resources import DEPLOYMENT, JOB, SPECDECODE_DEPLOYMENT
 from tests.support.objects import tiny_cpu
 from tests.unit.handlers.reconciler_world import World
 
@@ -15,6 +15,16 @@ async def test_engines_start_with_image_volumes(world: World) -> None:
     assert "image" in volumes["models"]
     await world.look()
     assert await world.look() == [], "another look asks nothing"
+
+
+async def test_live_engines_with_image_volumes_spare_later_dry_runs(world: World) -> None:
+    metadata = world.add(ON_IMAGE)["metadata"]
+    assert "create pods" in await world.look()
+    changed = ON_IMAGE | {"serving": {"maxModelLen": 512}}
+    world.api.change(SPECDECODE_DEPLOYMENT, "llama", spec=changed, metadata=metadata | {"generation": 2})
+    writes = await world.look()
+    assert "patch deployments.apps llama" in writes
+    assert "create pods" not in writes
 
 
 async def test_nothing_starts_if_the_api_server_drops_image_volumes(world: World) -> None:
