@@ -101,7 +101,7 @@ class StartupEstimate(ApiModel):
     """Time until the engine's container starts: image pull and downloads."""
 
     engine: SecondsRange
-    """Time from the start of the engine's container until the pod is ready."""
+    """Time from the start of the engine's container until vLLM serves."""
 
     deadline_seconds: int
     """Time after which the startup probe ends a container that is not ready."""
@@ -188,7 +188,7 @@ class PlanStatus(ApiModel):
 
 
 class MeasuredStartup(ApiModel):
-    """Measured time of the last start of one engine, in seconds. Parts that are unknown are not set."""
+    """Measured time of the start of one engine, in seconds. Parts that are unknown are not set."""
 
     pod: Word
     """Pod of the engine."""
@@ -200,7 +200,7 @@ class MeasuredStartup(ApiModel):
     """Part of the preparation in which the pod downloaded models."""
 
     engine_seconds: int | None = None
-    """Time from the start of the engine's container until the pod was ready."""
+    """Time from the start of the engine's container until vLLM served, as logged by vLLM."""
 
     load_seconds: int | None = None
     """Time to load the weights of target and draft, as logged by vLLM."""
@@ -237,7 +237,8 @@ class ObservedStatus(ApiModel):
     """Number of requests of length maxModelLen that fit in that KV cache at the same time, as a decimal."""
 
     startup: MeasuredStartup | None = None
-    """Start of the engine that took longest to start. Not set for a replay."""
+    """Start of the engine that took longest to start, without engines whose container restarted. Not set for a
+    replay."""
 
     num_speculative_tokens: int | None = None
     """Number of speculative tokens (K) in the spec. Engines may draft fewer at present."""

@@ -60,9 +60,7 @@ def plan_config_map(key: Key, uid: str, data: Mapping[str, str]) -> Body:
     return owned(body, key, uid)
 
 
-def plan_data(
-    plan: Plan, matrix: Sequence[MatrixRow] = (), startup: StartupTime | None = None
-) -> dict[str, str]:
+def plan_data(plan: Plan, matrix: Sequence[MatrixRow] = (), startup: StartupTime | None = None) -> dict[str, str]:
     """Return the data of the plan's ConfigMap: `plan.json` and, if there is a matrix, `matrix.csv`."""
     table = matrix_table(matrix, plan.chosen.budget)
     content = msgspec.to_builtins(plan) | {"matrixRowsLeftOut": table.rows_left_out}

@@ -1,9 +1,9 @@
 """Estimate how long one engine takes to start on GPUs, phase by phase.
 
-Each phase has a range, because most of its causes are unknown before a start: how fast the storage is, whether its pages
-are in memory, how many CPU cores compile. The ranges contain all 45 public start-up logs with times that we know, of
-vLLM 0.19 to 0.26 on A100, H100 and RTX 5060 Ti (tests/unit/sizing/groundtruth, ``startup_s``), except where a constant
-names another source. On CPU, no public log has times, so there is no estimate.
+Each phase has a range, because most of its causes are unknown before a start: how fast the storage is, whether the page
+cache holds the weights, how many CPU cores compile. The ranges contain the times of 45 public start-up logs, of vLLM
+0.19 to 0.26 on A100, H100 and RTX 5060 Ti (``startup_s`` in tests/unit/sizing/groundtruth). The logs in comments are
+these, unless another source is named. No log of a CPU has times, so there is no estimate for one.
 """
 
 import math
@@ -47,8 +47,8 @@ _PROCESS: Final = Seconds(5, 120)
 
 _COMPILES_LAYER_S: Final = (0.15, 1.5)
 _COMPILES_S: Final = (2, 30)
-"""torch.compile without a cache, per layer and in addition. 10 to 42 s in the logs for 28 to 80 layers on H100, and 69 s
-for 64 layers on an RTX 5060 Ti."""
+"""torch.compile without a cache, per layer and in addition. 10 to 42 s in the logs for 28 to 80 layers on H100, and
+69 s for 64 layers on an RTX 5060 Ti."""
 _READS_COMPILED_S: Final = 1
 """torch.compile with a cache. 2 to 9 s in the logs."""
 

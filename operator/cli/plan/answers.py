@@ -374,7 +374,11 @@ def _with_refreshes(planned: Answer, plan: Plan) -> Answer:
 def _with_startup(planned: Answer, plan: Plan, rates: Rates) -> Answer:
     """Return the answer with its start-up time, and a warning if the startup probe may end a slow start."""
     facts = planned.facts
-    if facts is None or planned.verdict == DOES_NOT_FIT or (found := planned_startup(facts, plan.chosen, rates)) is None:
+    if (
+        facts is None
+        or planned.verdict == DOES_NOT_FIT
+        or (found := planned_startup(facts, plan.chosen, rates)) is None
+    ):
         return planned
     deadline_s = engine_timeouts(facts, plan).startup_s if planned.document.foreign is None else None
     startup = PlannedStartup(found, deadline_s)
@@ -384,9 +388,7 @@ def _with_startup(planned: Answer, plan: Plan, rates: Rates) -> Answer:
         f"a start may take {duration(found.engine_s.slowest)}, but the startup probe restarts the engine after"
         f" {duration(deadline_s or 0)}; read the weights from faster storage (spec.models) [slow-start]"
     )
-    return replace(
-        planned, startup=startup, warnings=(*planned.warnings, warning), advice=(*planned.advice, warning)
-    )
+    return replace(planned, startup=startup, warnings=(*planned.warnings, warning), advice=(*planned.advice, warning))
 
 
 def duration(seconds: int) -> str:

@@ -58,7 +58,8 @@ def plan_text(answer: Answer, *, matrix: bool, width: int | None = None) -> str:
         parts.append(_table(answer.matrix if matrix else candidates, facts, by_row=matrix))
         if matrix and answer.precisions:
             parts.append(_precisions(best_places(shown_precisions(answer, facts), facts.options.objective)))
-    if remarks := list(_remarks(answer, facts)):
+    startup = [] if answer.startup is None else [_startup(answer.startup)]
+    if remarks := [*startup, *_remarks(answer, facts)]:
         # Rows of a table are not folded.
         parts.append([each for line in remarks for each in ([line] if line[:1] == " " else folded(line, width))])
     return "\n\n".join("\n".join(part) for part in parts)
@@ -85,8 +86,6 @@ def _remarks(answer: Answer, facts: Facts) -> Iterator[str]:
             yield f"{each.label}: {phrase}"
     if answer.choice:
         yield f"Choice: {answer.choice}"
-    if answer.startup is not None:
-        yield _startup(answer.startup)
     # Warnings are on standard error.
     yield from (f"Advice: {advice}" for advice in answer.advice if advice not in answer.warnings)
     if answer.verdict == TIGHT:

@@ -90,7 +90,10 @@ LIMITS = EngineLimits(
 )
 
 
-def startup(conditions: StartConditions = StartConditions(), **changes: Any) -> StartupTime:
+USUAL = StartConditions()
+
+
+def startup(conditions: StartConditions = USUAL, **changes: Any) -> StartupTime:
     assert LLAMA_8B is not None
     pair = replace(Pair(LLAMA_8B, Precision.BF16, None, None, "none", 0, LIMITS), **changes)
     device = find_device("NVIDIA-H100-80GB-HBM3")
