@@ -65,7 +65,8 @@ def plan_data(plan: Plan, matrix: Sequence[MatrixRow] = (), startup: StartupTime
     table = matrix_table(matrix, plan.chosen.budget)
     content = msgspec.to_builtins(plan) | {"matrixRowsLeftOut": table.rows_left_out}
     if startup is not None:
-        content["startupSeconds"] = {name: list(each) for name, each in (startup.before | startup.engine).items()}
+        phases = {**startup.before, **startup.engine}
+        content["startupSeconds"] = {phase: list(seconds) for phase, seconds in phases.items()}
     for row in (content["chosen"], *content["rows"]):
         del row["spread"]["tensor"]  # the row's own `tensor` is the one the plan chose
     data = {"plan.json": msgspec.json.format(msgspec.json.encode(content, order="sorted"), indent=2).decode()}

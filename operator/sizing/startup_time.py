@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from specdecode_operator.enums import Precision
 from specdecode_operator.sizing.arithmetic import GIB, MIB, ceil_div
+from specdecode_operator.sizing.geometry import ModelGeometry
 from specdecode_operator.sizing.memory.budget import Budget
 from specdecode_operator.sizing.memory.buffers import captured_sizes, cost_profile_s, further_graphs
 from specdecode_operator.sizing.pair import Pair, Parallelism, loaded_draft
@@ -143,13 +144,15 @@ def estimate_startup(pair: Pair, budget: Budget, split: Parallelism, given: Star
 
 def _stored_bytes(pair: Pair, budget: Budget, split: Parallelism) -> tuple[int, int]:
     """Return the bytes of the files of target and draft: weights that vLLM quantizes to FP8 are stored in 16 bits."""
-    sizes = []
-    models = ((pair.target, pair.target_precision, budget.target_weights_bytes),)
-    models += ((pair.draft, pair.draft_precision, budget.draft_weights_bytes),)
-    for geometry, precision, size_bytes in models:
+
+    def stored(geometry: ModelGeometry | None, precision: Precision | None, size_bytes: int) -> int:
         quantizes = geometry is not None and geometry.checkpoint_precision is None and precision is Precision.FP8
-        sizes.append(size_bytes * split.gpus * (2 if quantizes else 1))
-    return sizes[0], sizes[1]
+        return size_bytes * split.gpus * (2 if quantizes else 1)
+
+    return (
+        stored(pair.target, pair.target_precision, budget.target_weights_bytes),
+        stored(pair.draft, pair.draft_precision, budget.draft_weights_bytes),
+    )
 
 
 def _transfer(size_bytes: int, rate: int | None, fastest_rate: int) -> Seconds:
