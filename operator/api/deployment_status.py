@@ -84,6 +84,29 @@ class GpuMemory(ApiModel):
     """Safety margin for estimation errors that the verdict keeps free, in bytes."""
 
 
+class SecondsRange(ApiModel):
+    """Range of an estimated duration."""
+
+    fastest_seconds: int
+    """Lower end of the range, in seconds. It applies if models and compiled code are cached."""
+
+    slowest_seconds: int
+    """Upper end of the range, in seconds."""
+
+
+class StartupEstimate(ApiModel):
+    """Estimated time of a start, in wide ranges: it depends on the speed of storage, network and CPUs."""
+
+    preparation: SecondsRange
+    """Time until the engine's container starts: image pull and downloads."""
+
+    engine: SecondsRange
+    """Time from the start of the engine's container until vLLM serves."""
+
+    deadline_seconds: int
+    """Time after which the startup probe ends a container that is not ready."""
+
+
 class PlanStatus(ApiModel):
     """Plan in force, or the closest one if none fits."""
 
@@ -150,6 +173,9 @@ class PlanStatus(ApiModel):
     uncalibrated: Sentence | None = None
     """Note on the accuracy of the figures for a GPU without public start-up logs. Not set for other GPUs."""
 
+    startup: StartupEstimate | None = None
+    """Estimated time of a start. Not set on CPU and for a replay."""
+
     chosen_by: Sentence | None = None
     """Objective of the plan and the precisions that it chose from. The plan stays in force while this does not change
     and the plan fits."""
@@ -159,6 +185,34 @@ class PlanStatus(ApiModel):
 
     advice: list[Sentence] | None = Field(default=None, max_length=16)
     """Recommendations that are not errors. The rules are described in docs/design/advice.md."""
+
+
+class MeasuredStartup(ApiModel):
+    """Measured time of the start of one engine, in seconds. Parts that are unknown are not set."""
+
+    pod: Word
+    """Pod of the engine."""
+
+    preparation_seconds: int | None = None
+    """Time from the scheduling of the pod until the engine's container started: image pull, volumes and downloads."""
+
+    download_seconds: int | None = None
+    """Part of the preparation in which the pod downloaded models."""
+
+    engine_seconds: int | None = None
+    """Time from the start of the engine's container until vLLM served, as logged by vLLM."""
+
+    load_seconds: int | None = None
+    """Time to load the weights of target and draft, as logged by vLLM."""
+
+    compile_seconds: int | None = None
+    """Time of torch.compile, as logged by vLLM."""
+
+    warm_up_seconds: int | None = None
+    """Time for memory profiling and the warm-up of kernels."""
+
+    graphs_seconds: int | None = None
+    """Time to capture CUDA graphs, as logged by vLLM."""
 
 
 class ObservedStatus(ApiModel):
@@ -181,6 +235,10 @@ class ObservedStatus(ApiModel):
 
     max_concurrency: Word | None = None
     """Number of requests of length maxModelLen that fit in that KV cache at the same time, as a decimal."""
+
+    startup: MeasuredStartup | None = None
+    """Start of the engine that took longest to start, without engines whose container restarted. Not set for a
+    replay."""
 
     num_speculative_tokens: int | None = None
     """Number of speculative tokens (K) in the spec. Engines may draft fewer at present."""

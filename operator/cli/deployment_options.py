@@ -27,7 +27,7 @@ from specdecode_operator.vllm.profiles import UnknownEngineVersionError, find_pr
 _PANELS: Final = {
     "Model": ("file", "batch", "model", "quantization", "model_config", "facts", "hub"),
     "Speculation": ("draft", "method", "num_speculative_tokens"),
-    "Hardware": ("gpu", "nodes", "tp", "pp", "dp", "calibration"),
+    "Hardware": ("gpu", "nodes", "tp", "pp", "dp", "calibration", "read_rate", "download_rate"),
     "Engine": (
         "engine_version",
         "max_model_len",

@@ -26,6 +26,7 @@ from specdecode_operator.deployment.models.facts_files import FactsFileError, fa
 from specdecode_operator.problems import printable, shown, shown_or_missing
 from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration, CalibrationError, parse_calibration
 from specdecode_operator.sizing.estimate_fields import full_product
+from specdecode_operator.sizing.startup_time import UNKNOWN_RATES, Rates
 from specdecode_operator.untrusted import UnreadableTextError, mapping
 from specdecode_operator.untrusted_yaml import parse_yaml_or_json
 
@@ -128,6 +129,7 @@ class Inputs:
     calibration: Calibration = UNCALIBRATED
     models: Models | None = None  # Source of models that are neither in the inputs above nor in the catalogue
     allowed: frozenset[str] | None = None  # Permissions for podTemplate; None: not checked
+    rates: Rates = UNKNOWN_RATES  # For the start-up time
 
 
 @dataclass(frozen=True)
@@ -140,13 +142,15 @@ class InputOptions:
     facts: Sequence[str] = ()
     models: Models | None = None
     allowed: frozenset[str] | None = None
+    rates: Rates = UNKNOWN_RATES
 
     def read(self, documents: Sequence[Document]) -> Inputs:
         """Read the files; raise DocumentError if one is unusable, or a config belongs to no document."""
         nodes, devices = (None, None) if self.nodes is None else read_fleet(self.nodes)
         configs, given = _read_given(self.model_configs, self.facts)
         refuse_unused(configs, documents)
-        return Inputs(nodes, devices, configs, given, read_calibration(self.calibration), self.models, self.allowed)
+        calibration = read_calibration(self.calibration)
+        return Inputs(nodes, devices, configs, given, calibration, self.models, self.allowed, self.rates)
 
 
 def read_ours(

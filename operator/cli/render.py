@@ -578,8 +578,8 @@ def render_command(  # noqa: PLR0913  each is an option
         facts or [],
         hub_models(wanted=hub),
         allowed_names(allow_pod_template),
-        engine_version,
-        operator_image,
+        engine_version=engine_version,
+        operator_image=operator_image,
     )
     found, errors = render(sources(files, file), asked)
     objects = [body for each in found for body in each.objects]

@@ -39,6 +39,15 @@ _MEMORY: Final = {
     "availableKvBytes": "KV cache",
 }
 """Labels for the terms of status.plan.perGpu."""
+_PHASES: Final = {
+    "engine": "engine",
+    "preparation": "preparation",
+    "load": "load",
+    "compile": "compile",
+    "warmUp": "warm-up",
+    "graphs": "graphs",
+}
+"""Labels for the parts of status.observed.startup."""
 _FIGURES: Final = (
     "output_tokens_per_second",
     "answered_requests_per_second",
@@ -223,8 +232,22 @@ def _plan(status: Body) -> Iterator[tuple[str, object]]:
     reported = mapping(status, "observed").get("kvCacheTokens")
     told = f", engines report {_number(reported)}" if reported is not None else ""
     yield "KV cache", f"{_number(plan.get('kvCacheTokens'))} tokens planned{told} {per_replica}".rstrip()
+    if startup := "; ".join(_startup(plan, mapping(mapping(status, "observed"), "startup"))):
+        yield "Start-up", startup
     requests = f"{plan.get('maxConcurrency')} of {_number(plan.get('maxModelLen'))} tokens each {per_replica}"
     yield "Requests", requests.rstrip()
+
+
+def _startup(plan: Body, measured: Body) -> Iterator[str]:
+    """Yield the estimated and the measured start-up time of the engines."""
+    estimate = mapping(plan, "startup")
+    if estimate:
+        ends = (mapping(estimate, "engine").get(f"{end}Seconds") for end in ("fastest", "slowest"))
+        yield f"{' to '.join(map(_number, ends))} s planned (limit {_number(estimate.get('deadlineSeconds'))} s)"
+    times = {name: measured.get(f"{key}Seconds") for key, name in _PHASES.items()}
+    phases = ", ".join(f"{name} {_number(seconds)} s" for name, seconds in times.items() if seconds is not None)
+    if phases:
+        yield f"measured {phases}"
 
 
 def _measured(status: Body) -> Iterator[tuple[str, object]]:

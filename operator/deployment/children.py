@@ -34,6 +34,7 @@ from specdecode_operator.sizing.arithmetic import GIB
 from specdecode_operator.sizing.memory.budget import Budget, Verdict
 from specdecode_operator.sizing.plan import Plan
 from specdecode_operator.sizing.quantization_matrix import MatrixRow
+from specdecode_operator.sizing.startup_time import StartupTime
 
 PLAN_ENTRY: Final = "plan.json"
 LARGEST_BYTES: Final = 256 * 1024  # A ConfigMap may hold 1 MiB, but operators cache the ConfigMaps that they own
@@ -60,10 +61,13 @@ def plan_config_map(key: Key, uid: str, data: Mapping[str, str]) -> Body:
     return owned(body, key, uid)
 
 
-def plan_data(plan: Plan, matrix: Sequence[MatrixRow] = ()) -> dict[str, str]:
+def plan_data(plan: Plan, matrix: Sequence[MatrixRow] = (), startup: StartupTime | None = None) -> dict[str, str]:
     """Return the data of the plan's ConfigMap: `plan.json` and, if there is a matrix, `matrix.csv`."""
     table = matrix_table(matrix, plan.chosen.budget)
     content = msgspec.to_builtins(plan) | {"matrixRowsLeftOut": table.rows_left_out}
+    if startup is not None:
+        phases = {**startup.before, **startup.engine}
+        content["startupSeconds"] = {phase: list(seconds) for phase, seconds in phases.items()}
     for row in (content["chosen"], *content["rows"]):
         del row["spread"]["tensor"]  # the row's own `tensor` is the one the plan chose
     data = {PLAN_ENTRY: msgspec.json.format(msgspec.json.encode(content, order="sorted"), indent=2).decode()}

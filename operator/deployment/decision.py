@@ -85,6 +85,7 @@ from specdecode_operator.deployment.rollout.rollout_gate import (
     passed_condition,
 )
 from specdecode_operator.deployment.spec_facts import Facts
+from specdecode_operator.deployment.startup_estimate import planned_startup
 from specdecode_operator.deployment.validation import (
     check_without_models,
     is_still_allowed,
@@ -267,8 +268,9 @@ def _plan(question: _Question) -> _Planned | Blocked:
     if isinstance(plan, Blocked):
         return plan
     check_count(facts.spec, plan.chosen)
-    texts = plan_data(plan, full_matrix(facts, nodes, plan))
+    matrix = full_matrix(facts, nodes, plan)
     facts = facts.at(*plan.chosen.served)
+    texts = plan_data(plan, matrix, planned_startup(facts, plan.chosen))
     condition = planned_condition(facts, plan, passed_over(facts, nodes))
     remarks = [*plan_warnings(facts, known, plan.chosen.tensor), *map(str, token_doubts(facts.spec))]
     for _, model, geometry in facts.models():

@@ -61,6 +61,7 @@ from specdecode_operator.deployment.pod_template_merge import (
 )
 from specdecode_operator.deployment.resource_claim import claim_request, claims_devices, pod_claims
 from specdecode_operator.deployment.spec_facts import Facts
+from specdecode_operator.deployment.startup_estimate import planned_startup
 from specdecode_operator.enums import Platform
 from specdecode_operator.sizing.memory.buffers import cost_profile_s
 from specdecode_operator.sizing.plan import Plan
@@ -157,7 +158,9 @@ def engine_timeouts(facts: Facts, plan: Plan) -> Timeouts:
         return timeouts(facts.spec, 0, together=together)
     of_gpu_bytes = plan.chosen.budget.weights_bytes
     measuring_s = cost_profile_s(facts.pair, of_gpu_bytes)
-    return timeouts(facts.spec, of_gpu_bytes * plan.chosen.gpus, measuring_s, together=together)
+    startup = planned_startup(facts, plan.chosen)
+    slowest_s = 0 if startup is None else startup.engine_s.slowest
+    return timeouts(facts.spec, of_gpu_bytes * plan.chosen.gpus, measuring_s, slowest_s, together=together)
 
 
 def _settings(facts: Facts, plan: Plan, role: Role) -> EngineSettings:

@@ -11,17 +11,14 @@ from specdecode_operator.enums import AcceleratorType, Dtype, Method, OnlineQuan
 from specdecode_operator.sizing.families.draft_heads import method_of_head
 from specdecode_operator.sizing.geometry import ModelGeometry
 from specdecode_operator.sizing.pair import Pair
+from specdecode_operator.sizing.startup_time import IMAGE_PULL_S, SLOWEST_BYTES_PER_S
 from specdecode_operator.sizing.version_rules import Runner
 from specdecode_operator.vllm import settings
 
 PROBE_PERIOD_S = 5
-# Slowest supported storage: the baseline of a gp3 volume, or a 1 Gbit/s link.
-# https://docs.aws.amazon.com/ebs/latest/userguide/general-purpose.html
-_SLOW_READ_BYTES_PER_S = 125 * 2**20
 # Time of a start without reading weights: imports, compilation, kernel warm-up, CUDA graphs. Cold starts of 120B-class
 # models took 545 to 600 s in all; this is 1.5 times that, although reading is counted separately.
 _WARM_UP_S = 900
-_BEFORE_THE_START_S = 600  # Scheduling, and pulling an engine image of about 10 GB
 _SHUTDOWN_TIMEOUT_S = 60  # Default time for running requests after TERM
 
 
@@ -37,16 +34,22 @@ class Timeouts:
 
 
 def timeouts(
-    spec: SpecDecodeDeploymentSpec, weights_bytes: int, measuring_s: int = 0, *, together: bool = False
+    spec: SpecDecodeDeploymentSpec,
+    weights_bytes: int,
+    measuring_s: int = 0,
+    slowest_s: int = 0,
+    *,
+    together: bool = False,
 ) -> Timeouts:
     """Return the timeouts of an engine that loads ``weights_bytes`` and then profiles its steps for ``measuring_s``.
 
-    startup = 900 s + bytes / 125 MiB/s + measuring; a download counts as much as reading. Pods that start
-    ``together`` wait for each other: one may still pull or download while another is ready to load.
+    startup = 900 s + bytes / 125 MiB/s + measuring, at least the estimate ``slowest_s``; a download counts as much as
+    reading. Pods that start ``together`` wait for each other: one may still pull or download while another is ready
+    to load.
     """
-    reading_s = -(-weights_bytes // _SLOW_READ_BYTES_PER_S)
-    before_s = _BEFORE_THE_START_S + (reading_s if downloads_in_pods(spec) else 0)
-    needed_s = _WARM_UP_S + reading_s + measuring_s + (before_s if together else 0)
+    reading_s = -(-weights_bytes // SLOWEST_BYTES_PER_S)
+    before_s = IMAGE_PULL_S + (reading_s if downloads_in_pods(spec) else 0)
+    needed_s = max(_WARM_UP_S + reading_s + measuring_s, slowest_s) + (before_s if together else 0)
     # The startup probe counts whole periods.
     startup_s = -(-needed_s // PROBE_PERIOD_S) * PROBE_PERIOD_S
     shutdown_s = shutdown_timeout_s(spec)

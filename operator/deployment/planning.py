@@ -13,10 +13,12 @@ from pydantic import ValidationError
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.crd_validation import object_problems
 from specdecode_operator.api.deployment import Override, SpecDecodeDeploymentSpec
-from specdecode_operator.api.deployment_status import GpuMemory, PlanStatus
+from specdecode_operator.api.deployment_status import GpuMemory, PlanStatus, SecondsRange, StartupEstimate
 from specdecode_operator.cluster.nodes import NodeFacts, NodesFrom
 from specdecode_operator.deployment.conditions import FALSE, TRUE, Blocked, ConditionUpdate
+from specdecode_operator.deployment.engine_pod import engine_timeouts
 from specdecode_operator.deployment.spec_facts import Facts
+from specdecode_operator.deployment.startup_estimate import planned_startup
 from specdecode_operator.deployment.validation import UNKNOWN_MEMORY, facts_problems
 from specdecode_operator.enums import (
     FP8_ELEMENT_BYTES,
@@ -724,10 +726,23 @@ def plan_status(facts: Facts, plan: Plan) -> PlanStatus:
         kv_cache_tokens=budget.kv_cache_tokens,
         max_concurrency=f"{budget.max_concurrency:.2f}",
         uncalibrated="; ".join(filter(None, doubts)) or None,
+        startup=_startup_estimate(facts, plan),
         chosen_by=chosen_by(facts) if not facts.on_cpu else None,
         fixes=[fix.sentence for fix in plan.fixes][:MOST_SENTENCES] or None,
         advice=[f"{each.sentence} [{each.code}]" for each in plan_advice(facts, plan)][:MOST_SENTENCES] or None,
     )
+
+
+def _startup_estimate(facts: Facts, plan: Plan) -> StartupEstimate | None:
+    found = planned_startup(facts, plan.chosen)
+    if found is None:
+        return None
+    before, engine = (
+        SecondsRange(fastest_seconds=each.fastest, slowest_seconds=each.slowest)
+        for each in (found.before_s, found.engine_s)
+    )
+    deadline_s = engine_timeouts(facts, plan).startup_s
+    return StartupEstimate(preparation=before, engine=engine, deadline_seconds=deadline_s)
 
 
 def kv_cache_dtype(facts: Facts) -> str:

@@ -177,18 +177,18 @@ def _init_container_problems(spec: dict[str, Any], *, replays: bool) -> Iterator
     """Yield changes of the operator's init containers; those that download models have the hub token."""
     for where, container in _elements(spec, "initContainers"):
         name = name_of(container)
-        if _downloads(name) or name in {PREPARE, SIDECAR}:
+        if is_download(name) or name in {PREPARE, SIDECAR}:
             for field in ("command", "args", "image", "envFrom", "lifecycle", "volumeMounts"):
                 if field in container:
                     yield Problem(f"{where}.{field}", "set", f"{name} is the operator's init container; remove it")
     for where, container in _elements(spec, "initContainers") if replays else ():
-        if _downloads(name_of(container)):
+        if is_download(name_of(container)):
             yield Problem(
                 where, str(name_of(container)), "does not exist, because a replay downloads no models; remove it"
             )
 
 
-def _downloads(name: object) -> bool:
+def is_download(name: object) -> bool:
     """Return whether an init container of this name downloads a model; those of adapters end with their number."""
     return name in {DOWNLOAD_TARGET, DOWNLOAD_DRAFT} or str(name).startswith(f"{DOWNLOAD_ADAPTER}-")
 

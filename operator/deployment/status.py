@@ -271,7 +271,8 @@ def _launched(parent: ParsedDeployment, launch: Launch, observation: Observation
     residual = budget_residual(facts, plan, readings)
     figures = parent.status.observed
     if not observation.missed:
-        figures = steady(observed_status(facts, residual, readings), figures, figures_due=observation.figures_due)
+        seen = observed_status(facts, residual, readings, observation.pods)
+        figures = steady(seen, figures, figures_due=observation.figures_due)
     speculation, features = prove_speculation(facts, plan.chosen.tensor, readings, figures, observation.recent)
     proofs = [speculation, budget_condition(facts, plan, residual, readings), settings_condition(facts, readings)]
     before = {condition.type: condition for condition in parent.status.conditions}

@@ -13,9 +13,9 @@ from itertools import zip_longest
 from typing import Final
 
 from specdecode_operator.problems import shown
-from specdecode_operator.vllm.logging_config import CHANGED_SETTINGS
+from specdecode_operator.vllm.logging_config import CHANGED_SETTINGS, STARTUP_TIMES
 from specdecode_operator.vllm.profiles import EngineProfile
-from specdecode_operator.vllm.settings_watch import KEY, LABEL, METRIC, SPECULATION, VALUE
+from specdecode_operator.vllm.settings_watch import KEY, LABEL, METRIC, PHASE, SPECULATION, TIMES, VALUE
 from specdecode_operator.vllm.speculative_config import SPOKEN_KEYS
 
 _MAX_LINES: Final = 40_000
@@ -36,6 +36,8 @@ _MAX_COUNTER: Final = 2**53
 _MOST_SETTING_VALUES: Final = 3
 """Most values kept of one setting. Ranks are configured alike, but a hostile pod may report any number.
 """
+
+_LONGEST_START_S: Final = 86_400
 
 CANARY_ANSWERS: Final = "specdecode:canary_answers_total"
 CANARY_REFUSED: Final = "specdecode:canary_unsupported"
@@ -248,6 +250,8 @@ class EngineReading:
     """Responses with an HTTP status of 500 or more."""
     speculation_settings: Mapping[str, str] = field(default_factory=dict)
     """Speculative configuration that the engine logged at its start, by vLLM's keys."""
+    startup_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Times of the start that the engine logged, by the phases in `STARTUP_TIMES`; the slowest rank's."""
 
 
 @dataclass(frozen=True)
@@ -319,6 +323,7 @@ def reading_of(page: Exposition, profile: EngineProfile) -> EngineReading:
         canaries=_canaries(samples),
         head_update=_head_update(samples),
         speculation_settings=_speculation_settings(samples.get(SPECULATION, [])),
+        startup_seconds=_startup_seconds(samples.get(TIMES, [])),
     )
 
 
@@ -326,7 +331,7 @@ def names_read(profile: EngineProfile) -> frozenset[str]:
     """Return the metric names that `reading_of` needs."""
     names = profile.metrics
     return frozenset(
-        (METRIC, SPECULATION, CANARY_ANSWERS, CANARY_REFUSED, HEAD_UPDATE, HEAD_PAUSE, _HTTP_REQUESTS)
+        (METRIC, SPECULATION, TIMES, CANARY_ANSWERS, CANARY_REFUSED, HEAD_UPDATE, HEAD_PAUSE, _HTTP_REQUESTS)
     ).union(
         (names.cache_config, names.drafts, names.draft_tokens, names.accepted_tokens),
         (names.accepted_tokens_per_position, names.generation_tokens, names.requests_running, names.requests_waiting),
@@ -376,6 +381,16 @@ def _speculation_settings(samples: Iterable[Sample]) -> dict[str, str]:
         if key in SPOKEN_KEYS and sample.value and _WORD.fullmatch(value):
             values[key].add(value)
     return {key: " or ".join(sorted(each)[:_MOST_SETTING_VALUES]) for key, each in values.items()}
+
+
+def _startup_seconds(samples: Iterable[Sample]) -> dict[str, float]:
+    """Return the times of known phases, without times that no start takes: they are only shown."""
+    times: dict[str, float] = {}
+    for sample in samples:
+        phase = sample.labels.get(PHASE, "")
+        if phase in STARTUP_TIMES and 0 <= sample.value <= _LONGEST_START_S:
+            times[phase] = max(times.get(phase, 0.0), sample.value)
+    return times
 
 
 def _requests(samples: _Samples, name: str, generated: int) -> int:

@@ -1,4 +1,4 @@
-"""Build the engine's logging configuration, and match log lines that report changed settings.
+"""Build the engine's logging configuration, and match log lines that report changed settings or times of the start.
 
 The kubelet keeps the last 2048 bytes of a failed container's log, and the API server's traceback is longer. So errors
 of the engine core and its workers also go to the termination log, which keeps 4096 bytes. A killed core cannot log:
@@ -42,6 +42,22 @@ CHANGED_SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
 )
 
 
+STARTUP_TIMES: Final[Mapping[str, tuple[str, int | None]]] = MappingProxyType(
+    {
+        # v1/worker/gpu_model_runner.py and v1/worker/gpu/model_runner.py: target and draft together
+        "load": (r"^Model loading took %s GiB memory and %.6f seconds", 1),
+        "graphs": (r"^Graph capturing finished in %.0f secs", 0),
+        # v1/engine/core.py: all that follows, up to the warm-up, and torch.compile in it
+        "init": (r"^init engine \(profile, create kv cache, warmup model\) took %.2f s", 0),
+        "compile": (r"^init engine \(profile, create kv cache, warmup model\) took %.2f s \(compilation: %.2f s", 1),
+        # entrypoints: the end of the start
+        "engine": (r"^Starting vLLM server on %s", None),
+    }
+)
+"""Log lines with a time of the start, by phase, and which argument is the time in seconds; None for the time since the
+container started. From vLLM 0.28 to 0.33."""
+
+
 LOGGING_CONFIG_VARIABLE: Final = "VLLM_LOGGING_CONFIG_PATH"
 LOGGING_LEVEL_VARIABLE: Final = "VLLM_LOGGING_LEVEL"
 ENGINE_CONFIG_PATH: Final = "/etc/specdecode"
@@ -71,7 +87,8 @@ def logging_config(
 ) -> str:
     """Return the content of the file that VLLM_LOGGING_CONFIG_PATH names, with the format of vllm/logger.py."""
     made_by = f"{settings_watch.MODULE}.{settings_watch.Watch.__name__}"
-    handler = {"()": made_by, "changes": dict(CHANGED_SETTINGS), "keys": SPOKEN_KEYS, "path": noted}
+    handler: dict[str, object] = {"()": made_by, "changes": dict(CHANGED_SETTINGS), "keys": SPOKEN_KEYS, "path": noted}
+    handler["times"] = dict(STARTUP_TIMES)
     watch_handler = {"settingsWatch": handler} if level in _WATCHED_LEVELS else {}
     # With delay, the file is not opened before the first record.
     last_words = {"class": "logging.FileHandler", "formatter": "lastWords", "filename": termination_log, "delay": True}

@@ -1,17 +1,20 @@
-"""Reports settings that vLLM changed, and its speculative configuration, at /metrics: vLLM only logs them.
+"""Reports settings that vLLM changed, its speculative configuration, and times of its start at /metrics.
+
+vLLM only logs them.
 
 vLLM's logging configuration runs this file with runpy.run_path in each process of an engine, and creates its handler.
 So it is one file for Python 3.10 and newer, and needs only the standard library and vLLM's own prometheus_client. It
 must not raise: the engine would not start. Each process writes the names of changed settings into a file, and the
-process that serves /metrics reads it. Only these names leave the pod, and settings of the speculative configuration
-that are numbers or single words.
+process that serves /metrics reads it. Only these names leave the pod, settings of the speculative configuration that
+are numbers or single words, and times.
 """
 
 import logging
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -27,6 +30,12 @@ KEY, VALUE = "key", "value"
 SET, UNSET = "set", "None"
 """Values shown for a setting that is neither a number nor a word, and for a setting that is not set."""
 _SPECULATION_HELP = "How vLLM speculates, as it says when it starts."
+TIMES = "specdecode:engine_startup_seconds"
+PHASE = "phase"
+_TIMES_HELP = "Time of each phase of the start, as vLLM logs it."
+_LONGEST_S = 10**6
+_TIME_OF = "startup_"
+_TIME = re.compile(rf"{_TIME_OF}(\w+)=(\d{{1,7}}\.\d)", re.ASCII)
 CORE_STARTS = re.compile(r"^Initializing a V1 LLM engine")
 """Matches the record whose last argument is the configuration, after all changes (v1/engine/core.py)."""
 _WORD = re.compile(r"[\w.+-]{1,64}", re.ASCII)
@@ -44,13 +53,21 @@ class Watch(logging.Handler):
     """Notes which known templates were logged. It never matches the arguments of a record, which contain request text.
 
     ``changes`` has a regular expression by name, ``keys`` the settings of the speculative configuration to report, and
-    ``path`` is the file that the engine's processes share.
+    ``path`` is the file that the engine's processes share. ``times`` has, by phase, a regular expression and which
+    argument of the record is the time in seconds; None if it is the time since the engine began.
     """
 
-    def __init__(self, changes: Mapping[str, str], path: str, keys: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        changes: Mapping[str, str],
+        path: str,
+        keys: Sequence[str] = (),
+        times: Mapping[str, tuple[str, int | None]] = {},
+    ) -> None:
         super().__init__()
         self._changes = {name: re.compile(pattern) for name, pattern in changes.items()}
         self._keys = tuple(keys)
+        self._times = {phase: (re.compile(pattern), argument) for phase, (pattern, argument) in times.items()}
         self._path = Path(path)
         self._noted: set[str] = set()
         self._page: _Page | None = None
@@ -68,6 +85,16 @@ class Watch(logging.Handler):
             if self._keys and CORE_STARTS.search(template):
                 for said in _spoken(record.args, self._keys):
                     self._note(said)
+            for phase, (pattern, argument) in self._times.items():
+                if pattern.search(template):
+                    arguments: Any = record.args
+                    self._note_time(phase, _age_s() if argument is None else arguments[argument])
+
+    def _note_time(self, phase: str, seconds: Any) -> None:
+        """Note a time unless another rank has noted a longer one, so that the file stays small."""
+        is_time = isinstance(seconds, (int, float)) and 0 <= seconds <= _LONGEST_S
+        if is_time and seconds > _longest(_seen(self._path)).get(phase, -1):
+            self._note(f"{_TIME_OF}{phase}={seconds:.1f}")
 
     def _note(self, word: str) -> None:
         if word in self._noted:
@@ -102,14 +129,33 @@ def word(value: object) -> str:
     return str(value) if isinstance(value, (str, int, float)) and _WORD.fullmatch(str(value)) else SET
 
 
+def _age_s() -> float:
+    """Return the time since the engine began: since its first process started, which leads the process group."""
+    began_ticks = int(Path(f"/proc/{os.getpgid(0)}/stat").read_text().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - began_ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _longest(notes: Collection[str]) -> dict[str, float]:
+    """Return the longest time of each phase: ranks take different times."""
+    times: dict[str, float] = {}
+    for found in filter(None, map(_TIME.fullmatch, notes)):
+        times[found[1]] = max(times.get(found[1], 0), float(found[2]))
+    return times
+
+
 class _Page:
-    """The two metrics as each process publishes its own observations in prometheus_client's files."""
+    """The metrics as each process publishes its own observations in prometheus_client's files."""
 
     def __init__(self, gauge: Any) -> None:
         self._changed = gauge(METRIC, _HELP, [LABEL], multiprocess_mode="max")
         self._spoken = gauge(SPECULATION, _SPECULATION_HELP, [KEY, VALUE], multiprocess_mode="max")
+        self._times = gauge(TIMES, _TIMES_HELP, [PHASE], multiprocess_mode="max")
 
     def show(self, word: str, holds: bool = True) -> None:
+        if times := _longest([word]):
+            for phase, seconds in times.items():
+                self._times.labels(phase).set(seconds)
+            return
         key, spoken, value = word.partition("=")
         (self._spoken.labels(key, value) if spoken else self._changed.labels(word)).set(holds)
 
@@ -124,7 +170,8 @@ def _publish(names: tuple[str, ...], path: Path) -> _Page | None:
         return None
     page = _Page(Gauge)
     seen = _seen(path)
-    for word in {*names, *seen}:
+    longest = {f"{_TIME_OF}{phase}={seconds:.1f}" for phase, seconds in _longest(seen).items()}
+    for word in {*names, *longest, *(each for each in seen if not _TIME.fullmatch(each))}:
         page.show(word, word in seen)
     return page
 
@@ -169,11 +216,14 @@ class _Noted:
             return
         for name in self._names:
             changed.add_metric([name], name in seen)
+        times = GaugeMetricFamily(TIMES, _TIMES_HELP, labels=[PHASE])
+        for phase, seconds in sorted(_longest(seen).items()):
+            times.add_metric([phase], seconds)
         for word in sorted(seen):
             key, spoken, value = word.partition("=")
-            if spoken:
+            if spoken and not _TIME.fullmatch(word):
                 speculation.add_metric([key, value], 1)
-        yield from (changed, speculation)
+        yield from (changed, speculation, times)
 
 
 def _as_module() -> None:

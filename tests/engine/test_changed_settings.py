@@ -12,7 +12,13 @@ import pytest
 
 from specdecode_operator.deployment.observed.observation import Observation
 from specdecode_operator.vllm.engine_metrics import EngineReading, read_metrics
-from specdecode_operator.vllm.logging_config import CHANGED_SETTINGS, LOGGING_CONFIG_VARIABLE, WATCH, logging_config
+from specdecode_operator.vllm.logging_config import (
+    CHANGED_SETTINGS,
+    LOGGING_CONFIG_VARIABLE,
+    STARTUP_TIMES,
+    WATCH,
+    logging_config,
+)
 from specdecode_operator.vllm.profiles import find_profile
 from specdecode_operator.vllm.settings_watch import CORE_STARTS, LABEL, METRIC
 from specdecode_operator.vllm.speculative_config import SPOKEN_KEYS
@@ -24,6 +30,12 @@ from tests.support.objects import deployment, parent, tiny_cpu
 
 SINCE = {"schedule_on_v1": "0.33", "max_model_len": "0.33", "max_num_seqs": "0.33"}
 """What not every known version changes."""
+
+TIMED = (
+    *("v1/engine/core.py", "v1/worker/gpu_model_runner.py", "v1/worker/gpu/model_runner.py"),
+    *("entrypoints/openai/api_server.py", "entrypoints/launchers/api_server/entry.py"),
+)
+"""Files that log times of the start, as far as a version has them."""
 
 SOURCES = (
     "config/vllm.py",
@@ -94,6 +106,37 @@ def test_changed_setting_patterns_match_the_log_messages_of_each_version(engine:
     calls = [node.args for node in ast.walk(core) if isinstance(node, ast.Call) and node.args]
     (begins,) = (given for given in calls if CORE_STARTS.search(str(getattr(given[0], "value", ""))))
     assert "vllm_config" in map(ast.unparse, begins), "the configuration is an argument, and not in the words"
+
+
+SECONDS = {"load": "time_after_load - time_before_load", "graphs": "elapsed_time", "init": "elapsed"}
+"""The argument with each time, as vLLM computes it."""
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_startup_time_patterns_match_the_log_messages_of_each_version(engine: Engine, version: str) -> None:
+    packages = engine.packages if version == SERVED else find_packages(version)
+    if packages is None:
+        pytest.skip(f"vLLM {version} is not installed here: ./just engine-versions")
+    found = dict[str, set[str]]()
+    for source in TIMED:
+        for path in sorted((packages / "vllm").glob(source)):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if not isinstance(node, ast.Call) or not node.args or not isinstance(node.args[0], ast.Constant):
+                    continue
+                template, *arguments = node.args
+                for phase, (pattern, argument) in STARTUP_TIMES.items():
+                    if re.search(pattern, str(template.value)):
+                        found.setdefault(phase, set()).add("" if argument is None else ast.unparse(arguments[argument]))
+    assert found.pop("compile") <= {"compile_time", "compile_time + encoder_compile_time"}
+    assert found == {**{phase: {text} for phase, text in SECONDS.items()}, "engine": {""}}
+
+
+def test_start_of_the_real_engine_is_timed(small_cache: Server) -> None:
+    small_cache.wait_until_healthy()
+    seconds = read(small_cache).startup_seconds
+    # On CPU, vLLM does not log how long it loads the model, and captures no graphs.
+    assert {"init", "engine"} <= seconds.keys() <= {"init", "compile", "engine"}
+    assert 0 < seconds["init"] < seconds["engine"]
 
 
 def logged(source: Path) -> Iterator[str]:

@@ -305,6 +305,7 @@ for name in demo before after replay; do specdecode replay synth --out captures/
     "docs/serve/migrate.md": Page(
         cluster=True, before={"specdecode import deployment": _SERVER, "specdecode import -f": _COMPOSE}
     ),
+    "docs/serve/storage.md": Page(),
     "docs/serve/size-a-node.md": Page(
         cluster=True,
         before={

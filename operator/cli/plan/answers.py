@@ -16,12 +16,14 @@ from specdecode_operator.cli.terminal import say, say_line
 from specdecode_operator.cli.text_files import DocumentError
 from specdecode_operator.cluster.nodes import NodeFacts
 from specdecode_operator.deployment.conditions import Blocked
+from specdecode_operator.deployment.engine_pod import engine_timeouts
 from specdecode_operator.deployment.models import model_locations
 from specdecode_operator.deployment.models.checkpoint_reader import Checkpoint, CheckpointError
 from specdecode_operator.deployment.models.checkpoints import config_of
 from specdecode_operator.deployment.planning import assumed_nodes, full_matrix, make_plan, plan_advice
 from specdecode_operator.deployment.resource_claim import usable_gpus
 from specdecode_operator.deployment.spec_facts import Facts
+from specdecode_operator.deployment.startup_estimate import planned_startup
 from specdecode_operator.deployment.validation import check_without_models, refuse_pod_template, valid_facts
 from specdecode_operator.deployment.warnings import plan_notes, plan_warnings, spec_doubts, token_doubts
 from specdecode_operator.enums import Method, Precision
@@ -34,6 +36,7 @@ from specdecode_operator.sizing.pair import Parallelism
 from specdecode_operator.sizing.placement import place_phrase
 from specdecode_operator.sizing.plan import Fix, Plan, Row, product_change
 from specdecode_operator.sizing.quantization_matrix import MatrixRow
+from specdecode_operator.sizing.startup_time import Rates, StartupTime
 from specdecode_operator.untrusted import mapping
 
 if TYPE_CHECKING:
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
 
 _MOST_NAMED: Final = 3
 """Number of models of the catalogue that a message suggests."""
+_SECONDS_UNTIL_S: Final = 120
 _MATRIX_PRECISIONS: Final = (Precision.BF16, Precision.FP8, Precision.INT8, Precision.INT4)
 
 FITS: Final = "Fits"
@@ -82,6 +86,19 @@ class Candidate:
 
 
 @dataclass(frozen=True)
+class PlannedStartup:
+    """Estimated start-up time, and the time that the pod has for it."""
+
+    time: StartupTime
+    deadline_s: int | None  # Of the startup probe; None for an object of another project
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the startup probe may end a start that makes progress."""
+        return self.deadline_s is not None and self.time.engine_s.slowest > self.deadline_s
+
+
+@dataclass(frozen=True)
 class Answer:
     """The plan of one object."""
 
@@ -98,6 +115,7 @@ class Answer:
     problems: tuple[Problem, ...] = ()  # Invalid fields and unknown models
     unknown: tuple[UnknownModel, ...] = ()
     known: model_locations.KnownModels = field(default_factory=dict)  # Models that were read from the hub
+    startup: PlannedStartup | None = None  # At the best place; None if it is not estimated
 
 
 @dataclass(frozen=True)
@@ -279,6 +297,7 @@ def _answer(document: Document, inputs: Inputs, *, products: tuple[str, ...], ev
         if isinstance(plan, Blocked):
             return Answer(document, DOES_NOT_FIT, plan.message, facts)
         planned = _with_refreshes(_planned(document, facts, plan, nodes, known), plan)
+        planned = _with_startup(planned, plan, inputs.rates)
         return replace(planned, precisions=full_matrix(facts, nodes, plan)) if every_precision else planned
     except InvalidSpecError as error:
         return Answer(document, INVALID, str(error), problems=tuple(error.problems))
@@ -350,6 +369,31 @@ def _with_refreshes(planned: Answer, plan: Plan) -> Answer:
     if problems := tuple(each.problem for each in refreshes if each.problem):
         return Answer(document, INVALID, "; ".join(map(str, problems)), problems=problems)
     return replace(planned, advice=(*planned.advice, *(each.note for each in refreshes)))
+
+
+def _with_startup(planned: Answer, plan: Plan, rates: Rates) -> Answer:
+    """Return the answer with its start-up time, and a warning if the startup probe may end a slow start."""
+    facts = planned.facts
+    if (
+        facts is None
+        or planned.verdict == DOES_NOT_FIT
+        or (found := planned_startup(facts, plan.chosen, rates)) is None
+    ):
+        return planned
+    deadline_s = engine_timeouts(facts, plan).startup_s if planned.document.foreign is None else None
+    startup = PlannedStartup(found, deadline_s)
+    if not startup.is_late:
+        return replace(planned, startup=startup)
+    warning = (
+        f"a start may take {duration(found.engine_s.slowest)}, but the startup probe restarts the engine after"
+        f" {duration(deadline_s or 0)}; read the weights from faster storage (spec.models) [slow-start]"
+    )
+    return replace(planned, startup=startup, warnings=(*planned.warnings, warning), advice=(*planned.advice, warning))
+
+
+def duration(seconds: int) -> str:
+    """Return a duration in seconds, or in minutes from 2 minutes on."""
+    return f"{seconds} s" if seconds < _SECONDS_UNTIL_S else f"{round(seconds / 60)} min"
 
 
 def _judged(candidate: Candidate, facts: Facts, plan: Plan, nodes: tuple[NodeFacts, ...]) -> Candidate:

@@ -15,10 +15,13 @@ from specdecode_operator.cli.plan.answers import Answers, ask, exit_code, say_wh
 from specdecode_operator.cli.plan.text import plan_markdown, plan_text, summary_lines
 from specdecode_operator.cli.terminal import line_width, say, say_line
 from specdecode_operator.cli.text_files import STANDARD_INPUT, DocumentError
+from specdecode_operator.sizing.arithmetic import MIB
+from specdecode_operator.sizing.startup_time import Rates
 
 _BATCH_OPTIONS: Final = frozenset({"batch", "out", "hub", "calibration", "strict"})
 _PIPED_WIDTH: Final = 100
 """Line width of formulas outside a terminal."""
+_MOST_MIB_PER_S: Final = 2**20
 
 
 class Form(StrEnum):
@@ -54,6 +57,26 @@ def plan_command(  # noqa: PLR0913  each is an option
     facts: options.FactsOption = None,
     hub: options.HubOption = False,
     calibration: options.CalibrationOption = None,
+    read_rate: Annotated[
+        int | None,
+        typer.Option(
+            metavar="MIB_PER_S",
+            min=1,
+            max=_MOST_MIB_PER_S,
+            help="Speed at which engines read weights from storage, in MiB/s, for the start-up time. By default a range"
+            " from slow volumes to the page cache.",
+        ),
+    ] = None,
+    download_rate: Annotated[
+        int | None,
+        typer.Option(
+            metavar="MIB_PER_S",
+            min=1,
+            max=_MOST_MIB_PER_S,
+            help="Speed of downloads from the model hub, in MiB/s, for the start-up time. By default a range from 1 to"
+            " 10 Gbit/s.",
+        ),
+    ] = None,
     strict: Annotated[
         bool,
         typer.Option(
@@ -109,9 +132,10 @@ def plan_command(  # noqa: PLR0913  each is an option
         # With files, they replace the products that the objects name.
         products = description.products if description.by_memory or description.model is None else ()
     models, allowed = options.hub_models(wanted=hub), options.allowed_names(allow_pod_template)
+    rates = Rates(*(None if each is None else each * MIB for each in (download_rate, read_rate)))
     result = ask(
         reading,
-        InputOptions(nodes, model_config or [], calibration, facts or [], models, allowed),
+        InputOptions(nodes, model_config or [], calibration, facts or [], models, allowed, rates),
         products=products,
         every_precision=not explain and (matrix or output in (Form.JSON, Form.YAML)),
     )

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from specdecode_operator.cli.outputs import Output, PerGpu, ProblemOutput, Verdict, filled, problems_data
-from specdecode_operator.cli.plan.answers import Answer, Answers, Candidate
+from specdecode_operator.cli.plan.answers import Answer, Answers, Candidate, PlannedStartup
 from specdecode_operator.cli.plan.text import ACCURACY_PAGE, gib, heading, plan_text
 from specdecode_operator.cli.terminal import aligned, folded
 from specdecode_operator.deployment.spec_facts import Facts
@@ -27,6 +27,7 @@ from specdecode_operator.sizing.pair import Pair, Parallelism, loaded_draft
 from specdecode_operator.sizing.plan import Fix
 from specdecode_operator.sizing.quantization_matrix import MatrixRow
 from specdecode_operator.sizing.rank_layers import stages
+from specdecode_operator.sizing.startup_time import Seconds
 
 if TYPE_CHECKING:
     from specdecode_operator.importing.foreign import ForeignServer
@@ -176,6 +177,29 @@ class ModelOutput(Output):
     """Field of config.json that sizing does not implement; null if the model is not estimated."""
 
 
+class RangeOutput(Output):
+    """Range of an estimated duration in seconds."""
+
+    fastest_s: int
+    """Lower end."""
+    slowest_s: int
+    """Upper end."""
+
+
+class StartupOutput(Output):
+    """Estimated start-up time of an engine at the best place."""
+
+    preparation: RangeOutput
+    """Time until the engine's container starts: image pull and downloads."""
+    engine: RangeOutput
+    """Time from the start of the engine's container until the engine serves."""
+    phases: dict[str, RangeOutput]
+    """Phases of both, in their order."""
+    deadline_s: int | None
+    """Time after which the startup probe restarts an engine that does not serve; null for an object of another
+    project."""
+
+
 class ObjectOutput(Output):
     """Plan of one object."""
 
@@ -199,6 +223,8 @@ class ObjectOutput(Output):
     """All candidates, best first."""
     precisions: list[PrecisionOutput]
     """Every precision of target, draft and KV cache on each product and split."""
+    startup: StartupOutput | None
+    """Start-up time; null on CPU, for a replay, and if the pair does not fit."""
     fixes: dict[str, list[FixOutput]]
     """Changes, smallest first, by the candidate that does not fit."""
     advice: list[str]
@@ -255,6 +281,7 @@ def _object(answer: Answer) -> ObjectOutput:
         ],
         candidates=[_candidate(candidate) for candidate in answer.matrix],
         precisions=[_precision(row) for row in answer.precisions],
+        startup=_startup(answer.startup),
         fixes={each.label: list(map(_fix, each.fixes)) for each in answer.candidates if each.fixes},
         advice=list(answer.advice),
         problems=problems_data(answer.problems),
@@ -266,6 +293,22 @@ def _object(answer: Answer) -> ObjectOutput:
             for source, checkpoint in answer.known.items()
         ],
     )
+
+
+def _startup(startup: PlannedStartup | None) -> StartupOutput | None:
+    if startup is None:
+        return None
+    time = startup.time
+    return StartupOutput(
+        preparation=_range(time.before_s),
+        engine=_range(time.engine_s),
+        phases={phase.value: _range(each) for phase, each in (*time.before.items(), *time.engine.items())},
+        deadline_s=startup.deadline_s,
+    )
+
+
+def _range(seconds: Seconds) -> RangeOutput:
+    return RangeOutput(fastest_s=seconds.fastest, slowest_s=seconds.slowest)
 
 
 def _source(server: "ForeignServer | None") -> SourceOutput | None:

@@ -1,6 +1,6 @@
 """Format plans as text and tables, and as Markdown for a CI job summary."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from specdecode_operator.cli.outputs import code, limited, table
@@ -11,6 +11,8 @@ from specdecode_operator.cli.plan.answers import (
     Answer,
     Answers,
     Candidate,
+    PlannedStartup,
+    duration,
     precision_pair,
     shown_precisions,
 )
@@ -24,6 +26,7 @@ from specdecode_operator.sizing.memory.budget import Budget
 from specdecode_operator.sizing.placement import calibration_phrase, capacity_phrase, place_phrase
 from specdecode_operator.sizing.plan import NO_CHANGE_HELPS, least_change, least_change_title
 from specdecode_operator.sizing.quantization_matrix import MatrixRow, best_places
+from specdecode_operator.sizing.startup_time import Phase, Seconds
 
 ACCURACY_PAGE: Final = "How accurate sizing is"
 ESTIMATED_PAGE: Final = "Models without an exact memory model"
@@ -55,7 +58,8 @@ def plan_text(answer: Answer, *, matrix: bool, width: int | None = None) -> str:
         parts.append(_table(answer.matrix if matrix else candidates, facts, by_row=matrix))
         if matrix and answer.precisions:
             parts.append(_precisions(best_places(shown_precisions(answer, facts), facts.options.objective)))
-    if remarks := list(_remarks(answer, facts)):
+    startup = [] if answer.startup is None else [_startup(answer.startup)]
+    if remarks := [*startup, *_remarks(answer, facts)]:
         # Rows of a table are not folded.
         parts.append([each for line in remarks for each in ([line] if line[:1] == " " else folded(line, width))])
     return "\n\n".join("\n".join(part) for part in parts)
@@ -86,6 +90,27 @@ def _remarks(answer: Answer, facts: Facts) -> Iterator[str]:
     yield from (f"Advice: {advice}" for advice in answer.advice if advice not in answer.warnings)
     if answer.verdict == TIGHT:
         yield answer.explanation
+
+
+def _startup(startup: PlannedStartup) -> str:
+    """Return the estimated start-up time, with its phases."""
+
+    def phases(of: Mapping[Phase, Seconds]) -> str:
+        return ", ".join(f"{_PHASE_NAMES.get(phase, phase)} {_range(each)}" for phase, each in of.items())
+
+    time = startup.time
+    limit = "" if startup.deadline_s is None else f"; the startup probe allows {duration(startup.deadline_s)}"
+    engine = f"{_range(time.engine_s)} ({phases(time.engine)}){limit}"
+    return f"Estimated start-up: {phases(time.before)}, then the engine {engine}"
+
+
+_PHASE_NAMES: Final = {Phase.IMAGE: "image pull"}
+
+
+def _range(seconds: Seconds) -> str:
+    fastest, slowest = duration(seconds.fastest), duration(seconds.slowest)
+    unit = slowest.rpartition(" ")[2]
+    return f"{fastest.removesuffix(f' {unit}')} to {slowest}" if seconds.fastest else f"up to {slowest}"
 
 
 def summary_lines(answers: Sequence[Answer]) -> list[str]:

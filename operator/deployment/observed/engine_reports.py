@@ -2,12 +2,14 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment_status import ObservedStatus
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
+from specdecode_operator.deployment.observed.measured_startup import measured_startup
 from specdecode_operator.deployment.spec_facts import Facts
 from specdecode_operator.sizing.arithmetic import format_gib
 from specdecode_operator.sizing.memory.budget import tightest_grouping
@@ -110,7 +112,7 @@ _MUCH_MORE: Final = 2  # Factor of drafted tokens after which the status is writ
 
 
 def observed_status(
-    facts: Facts, residual: BudgetResidual | None, readings: Mapping[str, Reading]
+    facts: Facts, residual: BudgetResidual | None, readings: Mapping[str, Reading], pods: Sequence[Body] = ()
 ) -> ObservedStatus | None:
     """Return `status.observed`: the sum of the engines' metrics; None while no engine answers."""
     engines = answering_engines(readings)
@@ -130,6 +132,7 @@ def observed_status(
         kv_cache_residual_bytes=residual.residual_bytes if residual else None,
         kv_cache_residual=residual.percent if residual else None,
         max_concurrency=f"{min(concurrency):.2f}" if concurrency else None,
+        startup=measured_startup(pods, readings) if facts.replay is None else None,
         num_speculative_tokens=_drafted_length(facts, total) if counters else None,
         draft_tokens=total.draft_tokens if counters else None,
         accepted_tokens=total.accepted_tokens if counters else None,
@@ -155,7 +158,10 @@ def steady(new: ObservedStatus | None, old: ObservedStatus | None, *, figures_du
     if old is None or new is None or old.acceptance_percent is None:
         return new
     # The residual must match the plan in the same status.
-    named = ("engines", "engine_version", "kv_cache_tokens", "kv_cache_residual_bytes", "num_speculative_tokens")
+    named = (
+        *("engines", "engine_version", "kv_cache_tokens", "kv_cache_residual_bytes", "num_speculative_tokens"),
+        "startup",
+    )
     moved = (
         any(getattr(new, field) != getattr(old, field) for field in named)
         or (new.draft_tokens or 0) >= _MUCH_MORE * (old.draft_tokens or 0)

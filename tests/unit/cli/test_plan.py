@@ -71,6 +71,71 @@ def test_table_lists_the_memory_terms_of_each_placement(specdecode: Specdecode, 
         assert total == pytest.approx(budget, abs=0.03)
 
 
+def startup(specdecode: Specdecode, path: str, *options: str) -> dict[str, Any]:
+    """Start-up time of the only object."""
+    (answer,) = json.loads(specdecode("plan", "-f", path, "-o", "json", *options).stdout)["objects"]
+    found: dict[str, Any] = answer["startup"]
+    return found
+
+
+def test_startup_time_is_part_of_the_plan(specdecode: Specdecode, write: WriteObject) -> None:
+    path = write("small.yaml", manifest("small", **SMALL_TARGET, **only(H100)))
+    found = startup(specdecode, path)
+    phases = found["phases"]
+    assert list(phases) == ["image", "download", "process", "load", "compile", "warm-up", "graphs"]
+    for total, names in (("preparation", ["image", "download"]), ("engine", list(phases)[2:])):
+        for end in ("fastest_s", "slowest_s"):
+            assert found[total][end] == sum(phases[name][end] for name in names)
+    assert found["engine"]["slowest_s"] <= found["deadline_s"]
+    (line,) = (
+        line for line in specdecode("plan", "-f", path).stdout.splitlines() if line.startswith("Estimated start-up")
+    )
+    assert all(name in line for name in ("image pull", "download", "load", "compile", "warm-up", "graphs", "allows"))
+
+
+def test_models_on_a_volume_are_not_downloaded(specdecode: Specdecode, write: WriteObject) -> None:
+    volume = {"persistentVolumeClaim": {"claimName": "models"}}
+    spec = {**SMALL_TARGET, **only(H100), "models": {"volume": volume}}
+    config = {"target": {**SMALL_TARGET["target"], "model": "llama", "config": SMALL_CONFIG}}
+    assert "download" not in startup(specdecode, write("a.yaml", manifest("a", **{**spec, **config})))["phases"]
+
+
+def test_compile_cache_speeds_up_later_starts(specdecode: Specdecode, write: WriteObject) -> None:
+    cache = {"persistentVolumeClaim": {"claimName": "hub-cache"}}
+    spec = {**SMALL_TARGET, **only(H100)}
+    alone = startup(specdecode, write("a.yaml", manifest("a", **spec)))["phases"]
+    cached = startup(specdecode, write("b.yaml", manifest("b", **spec, models={"cache": cache})))["phases"]
+    for phase in ("download", "compile"):
+        assert cached[phase]["fastest_s"] < alone[phase]["fastest_s"]
+        assert cached[phase]["slowest_s"] == alone[phase]["slowest_s"]
+
+
+def test_slow_storage_is_warned_of(specdecode: Specdecode, write: WriteObject) -> None:
+    path = write("small.yaml", manifest("small", **SMALL_TARGET, **only(H100)))
+    fast = specdecode("plan", "-f", path, "--read-rate", "2000", "--strict")
+    assert fast.exit_code == 0
+    slow = specdecode("plan", "-f", path, "--read-rate", "10", "--strict")
+    assert slow.exit_code == 3
+    assert "[slow-start]" in slow.stderr
+    found = startup(specdecode, path, "--read-rate", "10")
+    assert found["deadline_s"] < found["phases"]["load"]["fastest_s"]
+
+
+@pytest.mark.parametrize("rate", ["0", "-1", "fast", "1e9", "99999999"])
+@pytest.mark.parametrize("option", ["--read-rate", "--download-rate"])
+def test_bad_rate_is_rejected(specdecode: Specdecode, write: WriteObject, option: str, rate: str) -> None:
+    answer = specdecode("plan", "-f", write("a.yaml", manifest("a", **SMALL_TARGET, **only(H100))), option, rate)
+    assert answer.exit_code == 2
+    assert option in answer.stderr
+
+
+def test_startup_time_on_cpu_and_of_a_plan_that_does_not_fit_is_unknown(
+    specdecode: Specdecode, write: WriteObject
+) -> None:
+    assert startup(specdecode, str(EXAMPLES / "tiny-cpu.yaml")) is None
+    assert startup(specdecode, write("a.yaml", manifest("a", **only(H100)))) is None
+
+
 def test_plan_that_does_not_fit_lists_the_smallest_change_first(specdecode: Specdecode, write: WriteObject) -> None:
     result = specdecode("plan", "-f", write("a.yaml", manifest("a", **only(H100))))
     assert result.exit_code == 4

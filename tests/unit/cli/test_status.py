@@ -97,6 +97,23 @@ def section(text: str, title: str) -> list[str]:
     return [line.strip() for line in block.splitlines()[1:]]
 
 
+def test_screen_shows_planned_and_measured_startup(cluster: Cluster, specdecode: Specdecode) -> None:
+    planned = {
+        "preparation": {"fastestSeconds": 0, "slowestSeconds": 760},
+        "engine": {"fastestSeconds": 18, "slowestSeconds": 820},
+        "deadlineSeconds": 1035,
+    }
+    body = chat()
+    body["status"]["plan"]["startup"] = planned
+    body["status"]["observed"]["startup"] = {"pod": "chat-0", "engineSeconds": 113, "loadSeconds": 15}
+    holds(cluster, body)
+    (line,) = (each for each in section(specdecode("status", "chat").stdout, "Plan") if each.startswith("Start-up"))
+    assert line.split(":", 1)[1].strip() == "18 to 820 s planned (limit 1,035 s); measured engine 113 s, load 15 s"
+    del body["status"]["plan"]["startup"], body["status"]["observed"]["startup"]
+    holds(cluster, body)
+    assert "Start-up" not in specdecode("status", "chat").stdout
+
+
 def test_screen_shows_every_section_of_a_deployment(cluster: Cluster, specdecode: Specdecode) -> None:
     holds(cluster, chat(), events=2)
     answer = specdecode("status", "chat", "-n", "team")

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from specdecode_operator.cluster.nodes import NodeFacts
+from specdecode_operator.deployment.desired_state import Launch
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from specdecode_operator.deployment.pod_template_merge import DOWNLOAD_TARGET
 from specdecode_operator.deployment.rollout.blocked_pods import blocked_pod
@@ -52,6 +53,18 @@ def test_larger_model_gets_a_longer_startup_probe() -> None:
     reading_s = 156_000_000_000 // (125 * 2**20)
     assert start_budget_s(tiny_cpu()) in range(900, 911)
     assert start_budget_s(pair_70b()) in range(900 + reading_s, 900 + reading_s + 120)
+
+
+@pytest.mark.parametrize("quantization", [None, "FP8"])
+def test_startup_probe_allows_the_slowest_planned_start(quantization: str | None) -> None:
+    spec = pair_70b()
+    if quantization:
+        spec["target"]["quantization"] = quantization
+    launch = desired_state(parse_deployment(parent(spec)), NODES).outcome
+    assert isinstance(launch, Launch)
+    planned = launch.plan_status.startup
+    assert planned is not None
+    assert planned.engine.slowest_seconds <= planned.deadline_seconds == start_budget_s(spec)
 
 
 def test_progress_deadline_covers_startup_and_download() -> None:

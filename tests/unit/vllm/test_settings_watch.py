@@ -250,3 +250,77 @@ def test_speculation_settings_of_a_hostile_page_are_bounded() -> None:
         *(line("quantization", word) for word in words),
     ]
     assert speculates("".join(hostile)) == {"quantization": "w000 or w001 or w002"}
+
+
+RUNNER = "vllm.v1.worker.gpu.model_runner"
+LOADED = (RUNNER, "Model loading took %s GiB memory and %.6f seconds", ["15.8", 15.249416])
+CAPTURED = (RUNNER, "Graph capturing finished in %.0f secs, took %.2f GiB", [6.4, 0.88])
+INITIALIZED = (
+    CORE,
+    "init engine (profile, create kv cache, warmup model) took %.2f s (compilation: %.2f s)",
+    [64.5, 33.04],
+)
+SERVES = ("vllm.entrypoints", "Starting vLLM server on %s", ["http://0.0.0.0:8000"])
+
+
+def times(text: str) -> dict[str, float]:
+    return dict(read_metrics(SCRAPE + text, find_profile("0.32")).startup_seconds)
+
+
+def test_times_of_the_start_are_in_metrics_by_phase(tmp_path: Path) -> None:
+    page(tmp_path, LOADED, CAPTURED)  # a worker, which answers nobody
+    page(tmp_path, INITIALIZED)
+    said = page(tmp_path)
+    assert times(said) == {"load": 15.2, "graphs": 6.4, "init": 64.5, "compile": 33.0}
+    assert changed(said) == frozenset()
+    assert speculates(said) == {}
+
+
+def test_time_until_the_engine_serves_counts_from_its_first_process(tmp_path: Path) -> None:
+    (seconds,) = times(page(tmp_path, SERVES)).values()
+    assert 0 <= seconds < 24 * 60 * 60
+
+
+def test_time_of_the_slowest_rank_is_reported(tmp_path: Path) -> None:
+    for seconds in (15.2, 20.0, 7.5):
+        page(tmp_path, (RUNNER, LOADED[1], ["15.8", seconds]))
+    assert times(page(tmp_path)) == {"load": 20.0}
+    assert (tmp_path / "noted").read_text() == "startup_load=15.2\nstartup_load=20.0\n"
+
+
+def test_every_api_server_reports_the_longest_time(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    page(tmp_path, LOADED)
+    page(tmp_path, (RUNNER, LOADED[1], ["15.8", 150.0]), shared=shared)
+    said = page(tmp_path, INITIALIZED, shared=shared)
+    assert times(said) == {"load": 150.0, "init": 64.5, "compile": 33.0}
+
+
+@pytest.mark.parametrize("seconds", [-1.0, 1e300, float("nan"), float("inf")])
+def test_impossible_time_is_not_noted(tmp_path: Path, seconds: float) -> None:
+    said = page(tmp_path, (RUNNER, LOADED[1], ["15.8", seconds]), RANKS)
+    assert times(said) == {}
+    assert changed(said) == {"schedule_with_data_parallel"}
+
+
+def test_record_without_a_number_is_not_noted(tmp_path: Path) -> None:
+    template = LOADED[1].replace("%.6f", "%s")
+    pattern = LOADED[1].replace("%.6f", "%.6s")
+    for changed_template, arguments in ((template, ["15.8", "slow"]), (pattern, ["15.8", "slow"])):
+        assert times(page(tmp_path, (RUNNER, changed_template, arguments))) == {}
+
+
+def test_times_of_a_hostile_page_are_bounded() -> None:
+    def line(phase: str, value: str) -> str:
+        return f'{settings_watch.TIMES}{{phase="{phase}"}} {value}\n'
+
+    hostile = [
+        line("<script>", "1.0"),
+        line("load", "NaN"),
+        line("graphs", "-3"),
+        line("init", "1e300"),
+        line("compile", "+Inf"),
+    ]
+    assert times("".join(hostile)) == {}
+    assert times("".join([*hostile, line("load", "2.5")])) == {"load": 2.5}

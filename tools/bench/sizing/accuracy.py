@@ -109,7 +109,7 @@ def other_rows() -> list[MemoryRow]:
 
 def later_rows() -> list[MemoryRow]:
     """Return runs of vLLM 0.20 to 0.26 with their estimates, most with a draft: lines of specdecode plan --batch."""
-    return [_later_row(run) for run in read_runs("later_runs.jsonl")]
+    return [_memory_row(run) for run in read_runs("later_runs.jsonl")]
 
 
 def calibrated_rows(rows: Sequence[MemoryRow]) -> list[MemoryRow]:
@@ -143,7 +143,22 @@ def worst_row(rows: Sequence[MemoryRow]) -> MemoryRow:
     return max(rows, key=lambda row: abs(row.error))
 
 
-def _memory_row(run: dict[str, Any]) -> MemoryRow:
+@dataclass(frozen=True)
+class SizedRun:
+    """Settings of a run as sizing takes them."""
+
+    pair: Pair
+    device: Device
+    split: Parallelism
+
+
+def run_pair(run: dict[str, Any]) -> SizedRun:
+    """Return the settings of a run: the line of specdecode plan --batch, or the flags that it names."""
+    if "case" in run:
+        case = read_case(run["case"])
+        if case.device is None:
+            raise LookupError(run["id"])
+        return SizedRun(case.pair, case.device, case.split)
     quantization = run["quantization"] or ""
     limits = EngineLimits(
         max_model_len=run["max_model_len"],
@@ -160,25 +175,17 @@ def _memory_row(run: dict[str, Any]) -> MemoryRow:
     )
     geometry = find_geometry(run["model"]) or geometry_from_config(run["model"], run["model_config"])
     pair = Pair(geometry, _precision(quantization), None, None, "none", 0, limits)
+    return SizedRun(pair, _device(run), _split(run))
+
+
+def _memory_row(run: dict[str, Any]) -> MemoryRow:
+    sized = run_pair(run)
     return MemoryRow(
-        case=run["id"].removeprefix("h100v019-").removeprefix("other-"),
-        budget=estimate(pair, _device(run), _split(run)),
+        case=re.sub(r"^(h100v019|other|later)-", "", run["id"]),
+        budget=estimate(sized.pair, sized.device, sized.split),
         measured_gib=run["observed"]["available_kv_gib"],
         measured_tokens=run["observed"].get("kv_cache_tokens"),
-        runner=pair.era.runner.value,
-    )
-
-
-def _later_row(run: dict[str, Any]) -> MemoryRow:
-    case = read_case(run["case"])
-    if case.device is None:
-        raise LookupError(run["id"])
-    return MemoryRow(
-        case=run["id"].removeprefix("later-"),
-        budget=estimate(case.pair, case.device, case.split),
-        measured_gib=run["observed"]["available_kv_gib"],
-        measured_tokens=run["observed"]["kv_cache_tokens"],
-        runner=case.pair.era.runner.value,
+        runner=sized.pair.era.runner.value,
     )
 
 
