@@ -247,17 +247,17 @@ def _sources_of_adapters() -> tuple[Rule, ...]:
     return (
         rule(
             f"{none}self.adapters.all(a, {stored} || a.model.matches('{_HUB_ID}'))",
-            "adapters: a model in it is not a hub ID: write OWNER/NAME, or copy the folder to a volume and set"
-            " models.volume or its persistentVolumeClaim",
+            "adapters: the model of an adapter is not a hub ID: write OWNER/NAME, or copy the folder to a volume and"
+            " set models.volume or its persistentVolumeClaim",
         ),
         rule(
             f"{none}self.adapters.all(a, !{stored} || !{outside})",
-            "adapters: a model in it is not a path inside its volume: write it from the root of the volume, without"
-            " leading / or - and without ..",
+            "adapters: the model of an adapter is not a path inside its volume: write it from the root of the volume,"
+            " without leading / or - and without ..",
         ),
         forbidden(
             f"{none}!self.adapters.exists(a, {stored} && has(a.revision))",
-            "adapters: a revision has no effect on a volume, which is not downloaded: remove one of the two",
+            "adapters: the revision of an adapter has no effect on a volume: remove one of the two",
         ),
     )
 
@@ -265,7 +265,7 @@ def _sources_of_adapters() -> tuple[Rule, ...]:
 ADAPTER_SLOTS = (
     rule(
         "!has(self.maxRank) || self.maxRank in [1, 8, 16, 32, 64, 128, 256, 320, 512]",
-        "maxRank: is {self.maxRank:d}, which vLLM does not accept: use 1, 8, 16, 32, 64, 128, 256, 320 or 512",
+        "maxRank: is {self.maxRank:d}, not a rank that vLLM accepts: use 1, 8, 16, 32, 64, 128, 256, 320 or 512",
     ),
     rule(
         "!has(self.gpu) || !has(self.host) || self.host >= self.gpu",
@@ -289,8 +289,7 @@ ADAPTERS = (
     rule(
         "!has(self.adapters) || !has(self.serving.servedModelNames)"
         " || !self.adapters.exists(a, a.name in self.serving.servedModelNames)",
-        "adapters: a name in it is also in serving.servedModelNames, and clients could not tell the two apart: rename"
-        " one",
+        "adapters: the name of an adapter is also in serving.servedModelNames: rename one of the two",
     ),
 )
 """Rules of the whole spec."""

@@ -205,7 +205,7 @@ class TestBadInput:
                 claiming(selectors=["device.driver == 'x'"]),
                 EIGHT_H200,
                 "NoMatchingDevices",
-                "8 x selectors[0] is false",
+                "8 x selectors[0] (device.driver == 'x') is false",
             ),
             (claiming("mig.nvidia.com"), EIGHT_H200, "NoMatchingDevices", f"8 x {H200}"),
         ],
