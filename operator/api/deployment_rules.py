@@ -132,11 +132,11 @@ MODEL_VOLUME = (
     ),
     forbidden(
         "!has(self.hostPath) || !has(self.persistentVolumeClaim)",
-        "hostPath: models are in one place: remove it, or persistentVolumeClaim",
+        "hostPath: models can be in only one place: remove it, or persistentVolumeClaim",
     ),
     forbidden(
         "!has(self.image) || !has(self.persistentVolumeClaim) && !has(self.hostPath)",
-        "image: models are in one place: remove it, or persistentVolumeClaim and hostPath",
+        "image: models can be in only one place: remove it, or persistentVolumeClaim and hostPath",
     ),
 )
 
@@ -156,7 +156,7 @@ MODEL_IMAGE = (_tagged("reference"),)
 DRAFT = (
     forbidden(
         "!has(self.image) || !has(self.persistentVolumeClaim)",
-        "image: the draft is in one place: remove it, or persistentVolumeClaim",
+        "image: the draft can be in only one place: remove it, or persistentVolumeClaim",
     ),
 )
 
@@ -483,7 +483,7 @@ AUTOSCALING = (
     ),
     rule(
         "self.minReplicas > 0 || has(self.keda) && has(self.keda.wakeUpQuery)",
-        "minReplicas: is 0, but without engines there are no metrics that would start one: use 1 or more, or set"
+        "minReplicas: is 0, but without engines there are no metrics to scale up on: use 1 or more, or set"
         " keda.wakeUpQuery to requests that wait at your gateway",
     ),
     rule(
