@@ -125,8 +125,8 @@ def adapter_notes(facts: Facts) -> Iterator[str]:
             )
         if facts.pair.num_speculative_tokens:
             yield (
-                "adapters: the draft is not adapted, so acceptance of requests with an adapter is unknown and usually lower;"
-                " captures, golden captures and canary prompts use the base model"
+                "adapters: the draft is not adapted, so acceptance of requests with an adapter is unknown and usually"
+                " lower; captures, golden captures and canary prompts use the base model"
             )
     loads = any(each.name == RUNTIME_VARIABLE and each.value not in ("", "0") for each in facts.spec.engine.env)
     if loads:

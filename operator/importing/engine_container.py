@@ -104,7 +104,8 @@ def _take_source(name: str, source: Object, container: str, sources: dict[str, O
     except ValidationError:
         valid = None
     if valid is None or len(valid.model_fields_set) != 1:
-        message = f"has a valueFrom that the field does not support ({', '.join(source) or 'empty'}): set it in spec.podTemplate"
+        kinds = ", ".join(source) or "empty"
+        message = f"has a valueFrom that the field does not support ({kinds}): set it in spec.podTemplate"
         builder.decide("spec.engine.env", name, message)
         return
     sources[name] = taken
