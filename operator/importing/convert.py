@@ -289,7 +289,7 @@ def _take_rollout(spec: Object, builder: SpecBuilder) -> None:
         what = f"strategy with maxSurge {surge} and maxUnavailable {missing}"
         builder.take(what, "rollout.strategy", "Surge", "the operator first starts one engine more than replicas")
     elif mapping(spec, "strategy"):
-        why = "an old engine stops before a new one starts: spec.rollout.strategy Surge needs the GPUs of one more replica"
+        why = "an old engine stops before a new one starts: spec.rollout.strategy Surge needs GPUs for one more replica"
         builder.own("strategy", why)
     if spec.get("paused") is True:
         builder.take("paused", "rollout.paused", value=True)
