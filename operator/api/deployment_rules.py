@@ -132,11 +132,11 @@ MODEL_VOLUME = (
     ),
     forbidden(
         "!has(self.hostPath) || !has(self.persistentVolumeClaim)",
-        "hostPath: models are in one place: remove it, or persistentVolumeClaim",
+        "hostPath: models can be in only one place: remove it, or persistentVolumeClaim",
     ),
     forbidden(
         "!has(self.image) || !has(self.persistentVolumeClaim) && !has(self.hostPath)",
-        "image: models are in one place: remove it, or persistentVolumeClaim and hostPath",
+        "image: models can be in only one place: remove it, or persistentVolumeClaim and hostPath",
     ),
 )
 
@@ -145,9 +145,10 @@ def _tagged(field: str) -> Rule:
     """Return the rule that an image has a tag or a digest."""
     image = f"self.{field}"
     return rule(
-        rf"!has({image}) || {image}.matches('^[^[:space:]/][^[:space:]]*$') &&"
+        rf"!has({image}) || {image}.matches('^[^[:space:]/][^[:space:]]*$') && !{image}.contains('://') &&"
         rf" ({image}.matches(':[A-Za-z0-9_][A-Za-z0-9._-]{{0,127}}$') || {image}.matches('@sha256:[0-9a-f]{{64}}$'))",
-        f"{field}: is {{{image}}}, which has no tag and no digest: add a tag (:v1) or a digest (@sha256:…)",
+        f"{field}: is {{{image}}}, which is not an image with a tag or a digest: add a tag (:v1) or a digest"
+        " (@sha256:…), and leave out https:// and blanks",
     )
 
 
@@ -155,7 +156,7 @@ MODEL_IMAGE = (_tagged("reference"),)
 DRAFT = (
     forbidden(
         "!has(self.image) || !has(self.persistentVolumeClaim)",
-        "image: the draft is in one place: remove it, or persistentVolumeClaim",
+        "image: the draft can be in only one place: remove it, or persistentVolumeClaim",
     ),
 )
 
@@ -247,17 +248,17 @@ def _sources_of_adapters() -> tuple[Rule, ...]:
     return (
         rule(
             f"{none}self.adapters.all(a, {stored} || a.model.matches('{_HUB_ID}'))",
-            "adapters: a model in it is not a hub ID: write OWNER/NAME, or copy the folder to a volume and set"
-            " models.volume or its persistentVolumeClaim",
+            "adapters: the model of an adapter is not a hub ID: write OWNER/NAME, or copy the folder to a volume and"
+            " set models.volume or its persistentVolumeClaim",
         ),
         rule(
             f"{none}self.adapters.all(a, !{stored} || !{outside})",
-            "adapters: a model in it is not a path inside its volume: write it from the root of the volume, without"
-            " leading / or - and without ..",
+            "adapters: the model of an adapter is not a path inside its volume: write it from the root of the volume,"
+            " without leading / or - and without ..",
         ),
         forbidden(
             f"{none}!self.adapters.exists(a, {stored} && has(a.revision))",
-            "adapters: a revision has no effect on a volume, which is not downloaded: remove one of the two",
+            "adapters: the revision of an adapter has no effect on a volume: remove one of the two",
         ),
     )
 
@@ -265,7 +266,7 @@ def _sources_of_adapters() -> tuple[Rule, ...]:
 ADAPTER_SLOTS = (
     rule(
         "!has(self.maxRank) || self.maxRank in [1, 8, 16, 32, 64, 128, 256, 320, 512]",
-        "maxRank: is {self.maxRank:d}, which vLLM does not accept: use 1, 8, 16, 32, 64, 128, 256, 320 or 512",
+        "maxRank: is {self.maxRank:d}, not a rank that vLLM accepts: use 1, 8, 16, 32, 64, 128, 256, 320 or 512",
     ),
     rule(
         "!has(self.gpu) || !has(self.host) || self.host >= self.gpu",
@@ -289,8 +290,7 @@ ADAPTERS = (
     rule(
         "!has(self.adapters) || !has(self.serving.servedModelNames)"
         " || !self.adapters.exists(a, a.name in self.serving.servedModelNames)",
-        "adapters: a name in it is also in serving.servedModelNames, and clients could not tell the two apart: rename"
-        " one",
+        "adapters: the name of an adapter is also in serving.servedModelNames: rename one of the two",
     ),
 )
 """Rules of the whole spec."""
@@ -483,7 +483,7 @@ AUTOSCALING = (
     ),
     rule(
         "self.minReplicas > 0 || has(self.keda) && has(self.keda.wakeUpQuery)",
-        "minReplicas: is 0, but without engines there are no metrics that would start one: use 1 or more, or set"
+        "minReplicas: is 0, but without engines there are no metrics to scale up on: use 1 or more, or set"
         " keda.wakeUpQuery to requests that wait at your gateway",
     ),
     rule(

@@ -152,6 +152,10 @@ def _meant_field(place: tuple[int | str, ...], fields: list[str], spec: type[Bas
     name = _folded(str(place[-1]))
     if same := next((field for field in fields if _folded(field) == name), None):
         return same
+    if any(isinstance(step, int) for step in place):
+        # Items of a list have common names, such as kind, that other objects have for something else.
+        close = difflib.get_close_matches(str(place[-1]), fields, n=1)
+        return close[0] if close else None
     known, parent = _paths(spec), _path(place[:-1])
     synonym = SYNONYMS.get(name) if spec is SpecDecodeDeploymentSpec else None
     if synonym is not None:
@@ -227,6 +231,8 @@ def _message(detail: ErrorDetails) -> str:
             words = f"{words}; for a checkpoint that is quantized already, leave it out"
     if _path(detail["loc"]).endswith("Percent") and isinstance(given, float) and 0 < given <= 1:
         return f"is in percent: write {100 * given:.0f}"
+    if _path(detail["loc"]) == "spec.autoscaling.target" and isinstance(given, float) and 0 < given < 1:
+        return f"must be a whole number: write {100 * given:.0f} for {100 * given:.0f} %"
     context = {key: f"{value:,}" if isinstance(value, int) else value for key, value in detail.get("ctx", {}).items()}
     if "pattern" in context:
         context["pattern"] = MEANINGS.get(context["pattern"], context["pattern"])

@@ -36,8 +36,8 @@ def assumption_notes(documents: Sequence[Document], *, gpu: bool) -> Iterator[st
     if assumed:
         version = next(iter(assumed.values()))
         yield (
-            f"{_who([*assumed])}: the image tag has no supported version of vLLM, so the plan assumes {version}; set it"
-            " with --engine-version"
+            f"{_who([*assumed])}: no image tag contains a supported version of vLLM, so the plan assumes {version}; set"
+            " it with --engine-version"
         )
 
 

@@ -161,7 +161,7 @@ def _in_deployment(
         remarks.append(admission_findings.Remark(admission_findings.Level.WARNING, MODEL_UNKNOWN, problem))
     key = Key(document.namespace or "default", document.name)
     if spec.autoscaling is not None and "replicas" in spec.model_fields_set:
-        message = "an autoscaler sets it (spec.autoscaling), and each apply resets it; remove it"
+        message = "spec.autoscaling controls the number of replicas, but each apply resets it; remove replicas"
         problem = Problem("spec.replicas", str(spec.replicas), message)
         remarks.append(admission_findings.Remark(admission_findings.Level.WARNING, "ReplicasAlsoSet", problem))
     sources = {each.field: each.source for each in unknown}

@@ -113,7 +113,8 @@ class Selector:
         except UnsupportedCelError:
             raise
         except CelError as error:
-            return f"{self.place} cannot be evaluated ({error})"
+            why = f"reads {error}, which devices lack" if isinstance(error.__cause__, KeyError) else str(error)
+            return f"{self.place} cannot be evaluated: {why}"
         return None if is_match is True else f"{self.place} is false"
 
 

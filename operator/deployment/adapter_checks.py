@@ -43,7 +43,7 @@ def adapter_problems(facts: Facts) -> Iterator[Problem]:
     # vllm/lora/layers/logits_processor.py, create_lora_weights.
     if adapts_output_head(target, slots) and target.vocab_size > LARGEST_VOCABULARY:
         message = (
-            f"the target has {target.vocab_size} tokens, and vLLM gives adapters to output heads of at most"
+            f"the target has {target.vocab_size} tokens, and vLLM supports adapters on output heads of at most"
             f" {LARGEST_VOCABULARY}: set targetModules of all adapters, without lm_head"
         )
         yield Problem(ADAPTERS, f"{len(facts.spec.adapters)} of {target.name}", message)
@@ -71,7 +71,7 @@ def _class_problems(facts: Facts) -> Iterator[Problem]:
         )
         yield Problem(field, value, message)
     elif fuses and known_values(spec.engine.env).get(_FUSED, "1") not in (None, "0"):
-        message = f"{target.architecture} takes adapters only without fused reductions: set {_FUSED}=0 in engine.env"
+        message = f"{target.architecture} supports adapters only without fused reductions: set {_FUSED}=0 in engine.env"
         yield Problem(field, value, message)
 
 
@@ -80,7 +80,7 @@ def _expert_problems(facts: Facts) -> Iterator[Problem]:
     spec, slots = facts.spec, facts.pair.adapters
     if facts.on_cpu:
         # Monolithic kernels are refused (__init__), and all of the CPU are.
-        message = f"{facts.pair.target.name} has experts, whose kernels on the CPU take no adapters: use a GPU"
+        message = f"{facts.pair.target.name} has experts, and their kernels for CPUs do not support adapters: use a GPU"
         yield Problem(ADAPTERS, str(len(spec.adapters)), message)
     if not spec.parallelism.expert:
         return
@@ -125,8 +125,8 @@ def adapter_notes(facts: Facts) -> Iterator[str]:
             )
         if facts.pair.num_speculative_tokens:
             yield (
-                "adapters: the draft is not adapted, so acceptance for their requests is unknown and usually lower;"
-                " captures, golden captures and canary prompts use the base model"
+                "adapters: the draft is not adapted, so acceptance of requests with an adapter is unknown and usually"
+                " lower; captures, golden captures and canary prompts use the base model"
             )
     loads = any(each.name == RUNTIME_VARIABLE and each.value not in ("", "0") for each in facts.spec.engine.env)
     if loads:

@@ -53,12 +53,12 @@ from specdecode_operator.deployment.models.model_locations import (
 )
 from specdecode_operator.deployment.parsed_deployment import ParsedDeployment
 from specdecode_operator.deployment.planning import (
-    NO_NODES,
     full_matrix,
     make_plan,
     passed_over,
     plan_status,
     planned_condition,
+    without_devices,
 )
 from specdecode_operator.deployment.resource_claim import (
     API_MISSING,
@@ -207,7 +207,7 @@ def _resolve(parent: ParsedDeployment, cluster: ClusterState) -> _Planned | Desi
     if isinstance(planned, _Planned):
         refuse_group_name(parent.key, planned.facts.takes_pods_of(planned.plan))
         return planned
-    return _waiting(parent, gpus.blocked if gpus is not None and planned.reason == NO_NODES else planned)
+    return _waiting(parent, without_devices(spec, planned, cluster.devices))
 
 
 def _waiting(parent: ParsedDeployment, blocked: Blocked) -> DesiredState:

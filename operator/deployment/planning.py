@@ -14,9 +14,11 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.crd_validation import object_problems
 from specdecode_operator.api.deployment import Override, SpecDecodeDeploymentSpec
 from specdecode_operator.api.deployment_status import GpuMemory, PlanStatus, SecondsRange, StartupEstimate
+from specdecode_operator.cluster.device_slices import DeviceInventory
 from specdecode_operator.cluster.nodes import NodeFacts, NodesFrom
 from specdecode_operator.deployment.conditions import FALSE, TRUE, Blocked, ConditionUpdate
 from specdecode_operator.deployment.engine_pod import engine_timeouts
+from specdecode_operator.deployment.resource_claim import claimable_gpus, claims_devices
 from specdecode_operator.deployment.spec_facts import Facts
 from specdecode_operator.deployment.startup_estimate import planned_startup
 from specdecode_operator.deployment.validation import UNKNOWN_MEMORY, facts_problems
@@ -39,7 +41,7 @@ from specdecode_operator.sizing.devices import (
     Device,
     find_device,
     known_products,
-    measured_product,
+    mig_profile,
     uncalibrated_note,
 )
 from specdecode_operator.sizing.errors import PlanError, SizingError
@@ -524,6 +526,13 @@ def make_plan(
     return plan
 
 
+def without_devices(spec: SpecDecodeDeploymentSpec, blocked: Blocked, inventory: DeviceInventory | None) -> Blocked:
+    """Return why no device matches the claim of a spec, if this is why no node is usable; otherwise ``blocked``."""
+    if blocked.reason != NO_NODES or inventory is None or not claims_devices(spec):
+        return blocked
+    return claimable_gpus(spec, inventory).blocked
+
+
 def _has_room(facts: Facts, pools: Iterable[GpuPool]) -> bool:
     tensor = facts.spec.parallelism.tensor or 1
     return any(nodes_needed(pool, tensor, facts.options.spread) for pool in pools)
@@ -534,7 +543,7 @@ def _too_small(facts: Facts, pools: Sequence[GpuPool]) -> Blocked:
     asked = f"spec.parallelism: {tensor * spread.groups} GPUs per replica ({spread.at(tensor).label})"
     largest = max(pools, key=lambda pool: (pool.gpus_per_node, pool.nodes))
     most = largest.gpus_per_node
-    if _is_mig(largest.product):
+    if mig_profile(largest.product):
         fix = "use parallelism.tensor 1 with larger MIG devices, or whole GPUs"
         return Blocked("NodesTooSmall", f"{asked}: an engine uses one MIG device, as NCCL cannot combine them: {fix}")
     needed = nodes_needed(replace(largest, nodes=_MOST_NODES), tensor, spread)
@@ -629,14 +638,9 @@ def _pools(facts: Facts, nodes: Iterable[NodeFacts]) -> list[GpuPool]:
     memory_gib, claim = facts.spec.accelerator.memory_gib_per_gpu, facts.spec.accelerator.resource_claim
     most = (claim and claim.count) or max((gpus for gpus, _ in largest.values()), default=0)
     return [
-        GpuPool(product, min(gpus, most), 1 if _is_mig(product) else min(count, _MOST_NODES), memory_gib)
+        GpuPool(product, min(gpus, most), 1 if mig_profile(product) else min(count, _MOST_NODES), memory_gib)
         for product, (gpus, count) in sorted(largest.items())
     ]
-
-
-def _is_mig(product: str) -> bool:
-    measured = measured_product(product)
-    return measured is not None and measured.profile is not None
 
 
 def passed_over(facts: Facts, nodes: tuple[NodeFacts, ...]) -> str:

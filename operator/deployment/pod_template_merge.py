@@ -61,8 +61,8 @@ PRE_STOP_S = 10
 TEARDOWN_S = 20  # From the last answer to the end of the process; 9 s were measured
 SHORTEST_GRACE_S = PRE_STOP_S + TEARDOWN_S + 1  # Below this the kubelet would kill an engine that still answers
 _PLANNED_RESOURCES = {
-    Platform.GPU: {GPU_RESOURCE: "spec.parallelism"},
-    Platform.CPU: {"memory": "spec.accelerator.memoryGiB", "cpu": "spec.accelerator.cpuCores"},
+    Platform.GPU: {GPU_RESOURCE: "use spec.parallelism"},
+    Platform.CPU: {"memory": "use spec.accelerator.memoryGiB", "cpu": "use spec.accelerator.cpuCores"},
 }
 
 
@@ -101,7 +101,7 @@ def pod_template_problems(
         return []
     spec, planned = template.spec or {}, _PLANNED_RESOURCES[platform] if platform else {}
     if claims:
-        planned = dict.fromkeys(planned, "spec.accelerator.resourceClaim alone, or remove that")
+        planned = dict.fromkeys(planned, "remove it, because spec.accelerator.resourceClaim provides the GPUs")
     own = [(f"{place}.name", name_of(volume)) for place, volume in _elements(spec, "volumes")]
     return [
         *_pod_problems(spec),
@@ -222,10 +222,10 @@ def _resource_problems(resources: Any, where: str, planned: Mapping[str, str]) -
     if nothing or not isinstance(resources, dict):
         return [Problem(path, "null", "would remove the planned resources; remove it") for path in nothing]
     return [
-        Problem(f"{where}.{kind}.{name}", str(amounts[name]), f"is set by the plan; use {field}")
+        Problem(f"{where}.{kind}.{name}", str(amounts[name]), f"is set by the plan; {fix}")
         for kind, amounts in resources.items()
         if isinstance(amounts, dict)
-        for name, field in planned.items()
+        for name, fix in planned.items()
         if name in amounts
     ]
 

@@ -35,6 +35,7 @@ API_MISSING: Final = Blocked(
     " Kubernetes 1.34 or newer, update the operator's role, or remove resourceClaim to use nvidia.com/gpu of the device"
     " plugin",
 )
+_NO_DEVICE: Final = "no ResourceSlice has a device: check the DRA driver"
 _SHOWN: Final = 4
 _SHOWN_TEXT: Final = 128
 _MOST_ANSWERS: Final = 64
@@ -86,13 +87,11 @@ def _claimable(
         )
         return ClaimableGpus((), Blocked(NO_DEVICES, message))
     if class_name not in inventory.classes:
-        known = ", ".join(sorted(inventory.classes)[:_SHOWN]) or "none"
-        message = (
-            f"{FIELD}.deviceClassName: {class_name}: DeviceClass not found (existing: {known}): use one of these, or"
-            " install the DRA driver that creates it"
-        )
+        known = ", ".join(sorted(inventory.classes)[:_SHOWN])
+        fix = f"use one of {known}, or install" if known else "the cluster has none: install"
+        message = f"{FIELD}.deviceClassName: {class_name}: DeviceClass not found: {fix} the DRA driver that creates it"
         return ClaimableGpus((), Blocked("DeviceClassNotFound", message))
-    own = [Selector(f"selectors[{number}]", text) for number, text in enumerate(texts)]
+    own = [Selector(f"selectors[{number}] ({shown(text, _SHOWN_TEXT)})", text) for number, text in enumerate(texts)]
     if sum(each.cost for each in own) * len(inventory.devices) > _MOST_WORK:
         own = [replace(each, is_too_costly=True) for each in own]
     selectors = [*inventory.classes[class_name], *own]
@@ -107,15 +106,14 @@ def _claimable(
     nodes = tuple(
         NodeFacts(node, product, _usable(devices, inventory)) for (node, product), devices in sorted(matching.items())
     )
-    found = "; ".join(f"{count} x {why}" for why, count in reasons.most_common(_SHOWN)) or "no ResourceSlice has one"
+    found = "; ".join(f"{count} x {why}" for why, count in reasons.most_common(_SHOWN))
     counted = Counter(device.product or "unnamed" for device in inventory.devices)
-    present = ", ".join(f"{count} x {product}" for product, count in counted.most_common(_SHOWN)) or "none"
+    present = ", ".join(f"{count} x {product}" for product, count in counted.most_common(_SHOWN))
     if products and nodes:
-        found = f"none of {', '.join(products[:_SHOWN])} (spec.accelerator.products)"
+        found = f"none is {' or '.join(products[:_SHOWN])} (spec.accelerator.products)"
+    what = f"none of the devices ({present}) matches: {found}: change the claim" if present else _NO_DEVICE
     message = (
-        f"{FIELD}: no device in the ResourceSlices matches DeviceClass {class_name}, the selectors and the products:"
-        f" {found} (devices: {present}): change {FIELD}, or add nodes; for node pools that scale from zero, set"
-        " spec.accelerator.products and perNode"
+        f"{FIELD}: {what}, or add nodes; for node pools that scale from zero, set spec.accelerator.products and perNode"
     )
     return ClaimableGpus(nodes, Blocked(NO_DEVICES, message))
 
@@ -132,7 +130,7 @@ def _mismatch(device: Device, selectors: Iterable[Selector], products: Collectio
         except UnsupportedCelError:
             # The API server and the scheduler know more functions. The claim pins the product in any case.
             if device.product not in products:
-                return f"{selector.place} can only be evaluated by the scheduler; set spec.accelerator.products"
+                return f"{selector.place} can be evaluated only by the scheduler, so set spec.accelerator.products"
         else:
             if why is not None:
                 return why

@@ -393,17 +393,17 @@ def _lookup_warnings(facts: Facts) -> Iterator[str]:
 
 def _sampling_warnings(facts: Facts) -> Iterator[str]:
     if lost := lost_sampling(facts):
-        yield f"{lost}; send temperature 0, which is not the default, or use method none"
+        yield lost
 
 
 def lost_sampling(facts: Facts) -> str | None:
-    """Return that speculation of these engines is only right for greedy requests (vllm-project/vllm#55005)."""
+    """Return a warning if speculation of these engines is correct only for greedy requests."""
     speculates = facts.method is not Method.NONE and facts.replay is None
     if not (speculates and facts.on_cpu and facts.profile.loses_sampling_on_cpu):
         return None
     return (
-        f"speculation on a CPU: vLLM {facts.profile.version} without Triton loses temperature, top-p and top-k"
-        " (vllm-project/vllm#55005): answers and acceptance are wrong in batches with a temperature above 0"
+        f"speculation on a CPU: vLLM {facts.profile.version} answers correctly only if all requests set temperature 0"
+        ' (vllm-project/vllm#55005, documentation: "Temperatures on a CPU")'
     )
 
 

@@ -28,7 +28,13 @@ from specdecode_operator.deployment.models.model_locations import (
     ModelSource,
     undescribed_models,
 )
-from specdecode_operator.deployment.planning import ASSUMED_GPUS_PER_NODE, assumed_nodes, make_plan, planned_condition
+from specdecode_operator.deployment.planning import (
+    ASSUMED_GPUS_PER_NODE,
+    assumed_nodes,
+    make_plan,
+    planned_condition,
+    without_devices,
+)
 from specdecode_operator.deployment.pod_security import NONE_ALLOWED
 from specdecode_operator.deployment.resource_claim import usable_gpus
 from specdecode_operator.deployment.spec_facts import Facts
@@ -177,8 +183,9 @@ def _of_plan(key: Key, facts: Facts, terms: Terms, known: KnownModels) -> Iterat
     too_large = Level.WARNING if terms.does_not_fit else Level.ERROR
     if isinstance(plan, Blocked):
         # This is not an error, because nodes may be added.
+        blocked = plan if terms.nodes is None else without_devices(facts.spec, plan, terms.devices)
         assumed = _ASSUMED if terms.nodes is None else ""
-        yield Remark(Level.WARNING, plan.reason, Problem("", "", f"{assumed}{plan.message}"))
+        yield Remark(Level.WARNING, blocked.reason, Problem("", "", f"{assumed}{blocked.message}"))
         tensor = facts.spec.parallelism.tensor or facts.spec.parallelism.draft_tensor or 1
     else:
         refuse_group_name(key, facts.takes_pods_of(plan))

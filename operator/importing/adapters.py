@@ -61,7 +61,7 @@ def take_adapters(flags: Sequence[Argument], pod: Object, container: Object, bui
             adapter["revision"] = location.revision
         adapters.append(adapter)
     said = values[_RANK].text if _RANK in values else f"{_RANK} (absent)"
-    remark = f"rank is {said}, at most: write r of each adapter_config.json"
+    remark = f"rank is {said}, an upper bound: set r of each adapter_config.json"
     builder.take(values[MODULES].text, "adapters", adapters, remark)
     _take_slots(values, len(adapters), builder)
     return volumes

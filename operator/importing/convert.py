@@ -77,9 +77,9 @@ def migration_steps(workload: Workload, new: str, services: Sequence[Object], gp
     """Return the steps, first to last, that replace a server without downtime."""
     within = in_namespace(workload.namespace)
     need = f"{gpus} more GPUs" if gpus else "room for the same number of pods"
-    start = "start it" if workload.outside else f"start it while the old one runs; this temporarily needs {need}"
+    start = "start it" if workload.outside else f"start it while the old server runs; this temporarily needs {need}"
     steps = [
-        Step("see where it will run, and the changes that it needs if it does not fit", f"specdecode plan -f {_FILE}"),
+        Step("see where it would run, and what to change if it does not fit", f"specdecode plan -f {_FILE}"),
         Step(start, f"kubectl apply{within} -f {_FILE}"),
         Step("wait until it serves", f"kubectl wait --for=condition=Ready sdd/{new}{within} --timeout=45m"),
     ]
@@ -92,10 +92,12 @@ def migration_steps(workload: Workload, new: str, services: Sequence[Object], gp
         which = f"service/{shlex.quote(name)}" if name.startswith("-") else f"service {shlex.quote(name)}"
         selector = json.dumps(mapping(mapping(service, "spec"), "selector"), separators=(",", ":"))
         patch = _patch(new, objects(mapping(service, "spec"), "ports"))
-        purpose = f"send new requests to them (the selector was {selector})"
+        purpose = f"send new requests to the new engines (the selector was {selector})"
         steps.append(Step(purpose, f"kubectl patch {which}{within} --type=json -p '{patch}'"))
     if not services:
-        purpose = "send new requests to them (replace SERVICE; no Service was found that selects the old pods)"
+        purpose = (
+            "send new requests to the new engines (replace SERVICE; no Service was found that selects the old pods)"
+        )
         steps.append(Step(purpose, f"kubectl patch service SERVICE{within} --type=json -p '{_patch(new, [])}'"))
     steps.append(Step("stop the old pods once vllm:num_requests_running at their /metrics is 0", workload.end))
     if workload.remove:
@@ -287,13 +289,13 @@ def _take_rollout(spec: Object, builder: SpecBuilder) -> None:
         what = f"strategy with maxSurge {surge} and maxUnavailable {missing}"
         builder.take(what, "rollout.strategy", "Surge", "the operator first starts one engine more than replicas")
     elif mapping(spec, "strategy"):
-        why = "an old engine stops before its successor starts: spec.rollout.strategy Surge needs GPUs for one more"
+        why = "an old engine stops before a new one starts: spec.rollout.strategy Surge needs GPUs for one more replica"
         builder.own("strategy", why)
     if spec.get("paused") is True:
         builder.take("paused", "rollout.paused", value=True)
     for key in ("progressDeadlineSeconds", "minReadySeconds", "revisionHistoryLimit"):
         if key in spec:
-            builder.own(key, "the operator allows for a long start")
+            builder.own(key, "the operator sets a longer timeout for the start")
 
 
 def _problems(builder: SpecBuilder) -> list[Problem]:

@@ -104,9 +104,8 @@ def _take_source(name: str, source: Object, container: str, sources: dict[str, O
     except ValidationError:
         valid = None
     if valid is None or len(valid.model_fields_set) != 1:
-        message = (
-            f"has a valueFrom that the field does not take ({', '.join(source) or 'empty'}): set it in spec.podTemplate"
-        )
+        kinds = ", ".join(source) or "empty"
+        message = f"has a valueFrom that the field does not support ({kinds}): set it in spec.podTemplate"
         builder.decide("spec.engine.env", name, message)
         return
     sources[name] = taken
@@ -256,7 +255,7 @@ def take_image(image: str, platform: Platform, wanted: str | None, builder: Spec
     repository, tag = split_reference(image)
     version = wanted or version_of_image(image)
     if not image and version is None:
-        builder.note(Outcome.DEFAULT, "image (not said)", f"vLLM {_NEWEST}; choose another with --engine-version")
+        builder.note(Outcome.DEFAULT, "image (not set)", f"vLLM {_NEWEST}; choose another with --engine-version")
         return find_profile(_NEWEST)
     if version is None:
         fix = f"does not contain the version of vLLM: set --engine-version, such as {_NEWEST}"
@@ -280,7 +279,7 @@ def take_image(image: str, platform: Platform, wanted: str | None, builder: Spec
     if not image:
         builder.set("engine.version", version)
     elif own is not None and image.removeprefix("docker.io/") == own.removeprefix("docker.io/"):
-        builder.own(f"image {image}", f"is the operator's own image of vLLM {version}")
+        builder.own(f"image {image}", f"is the operator's default image of vLLM {version}")
         if version != Engine().version:
             builder.set("engine.version", version)
     else:
@@ -300,8 +299,8 @@ def note_defaults(builder: SpecBuilder, platform: Platform) -> None:
     for field, (theirs, written) in differing_defaults(builder, platform).items():
         product = (builder.get("accelerator.products") or [""])[0]
         where = f"on {product}" if find_device(product) else "on GPUs of 70 GiB and more"
-        result = f"{written}; vLLM {version} takes {theirs} {where}: set the field to keep that"
-        builder.note(Outcome.DEFAULT, f"spec.{field} (not said)", result)
+        result = f"{written}; vLLM {version} defaults to {theirs} {where}: set the field to keep that"
+        builder.note(Outcome.DEFAULT, f"spec.{field} (not set)", result)
 
 
 def differing_defaults(builder: SpecBuilder, platform: Platform) -> dict[str, tuple[int, int]]:
@@ -352,7 +351,7 @@ def note_user(builder: SpecBuilder) -> None:
     if not any(context.keys() & {"runAsUser", "runAsNonRoot"} for context in contexts):
         keep = "{runAsNonRoot: false} in spec.podTemplate.spec.securityContext keeps the image's"
         result = f"user {ENGINE_USER_ID} instead of the user of the image, which is root in vLLM's images: {keep}"
-        builder.note(Outcome.DEFAULT, "securityContext.runAsUser (not said)", result)
+        builder.note(Outcome.DEFAULT, "securityContext.runAsUser (not set)", result)
 
 
 def _amounts(container: Object) -> dict[str, Any]:

@@ -29,10 +29,13 @@ from specdecode_operator.vllm.versions import version_of_image
 _PRODUCT_LABELS: Final = ("cloud.google.com/gke-accelerator", "karpenter.k8s.aws/instance-gpu-name", ACCELERATOR_TYPE)
 """Other labels that name a GPU: of GKE, Karpenter and Ray."""
 
-_SIZED: Final = ("target", "speculation", "parallelism", "accelerator", "serving", "engine", "replicas", "models")
+_SIZED: Final = (
+    *("target", "speculation", "adapters", "adapterSlots", "parallelism", "accelerator", "serving", "engine"),
+    *("replicas", "models"),
+)
 """Parts of a spec that a plan reads, or needs to be valid."""
 _NOT_SIZED: Final = re.compile(
-    r"spec\.(podTemplate|models|replicas|engine\.env|serving\.(apiKeySecret|tlsSecret)"
+    r"spec\.(podTemplate|models|replicas|engine\.env|adapters\[\d+\]\.model|serving\.(apiKeySecret|tlsSecret)"
     r"|transformer|explainer|tracing|scaling|router|template\.metadata)\b"
 )
 """Fields of settings that take no GPU memory, so that a plan can leave them out without a note."""
@@ -70,6 +73,10 @@ _ASSUMED: Final = frozenset(
 """Decisions of an import for which the plan makes an assumption."""
 _PLACEHOLDER: Final = {"persistentVolumeClaim": {"claimName": "models"}}
 """Stands for the place of a model that is not on the hub."""
+
+_SIZED_OF_ADAPTER: Final = ("name", "rank", "targetModules")
+_ADAPTER: Final = "adapter"
+"""Stands for the place of an adapter, which does not change its size."""
 
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _MOST_REPLICAS: Final = 1000
@@ -194,6 +201,9 @@ def _read(workload: Workload, kind: str, where: str, image: str, engine_version:
     if fp8 is not None:
         builder.take("--kv-cache-dtype", "serving.kvCacheDtype", KvCacheDtype.FP8.value)
         warnings.append(Problem(f"{where}.args", fp8.value, f"is sized as {KvCacheDtype.FP8}"))
+    if isinstance(adapters := builder.get("adapters"), list):
+        sized = ({key: each[key] for key in _SIZED_OF_ADAPTER if key in each} for each in adapters)
+        builder.set("adapters", [{**each, "model": _ADAPTER} for each in sized])
     withhold_secrets(builder)
     unread = [
         each
@@ -266,7 +276,7 @@ def _take_version(image: str, wanted: str | None, builder: SpecBuilder, platform
 
 def _notes(where: str, image: str, assumed: str | None, side: Side | None) -> Iterator[Problem]:
     if assumed is not None:
-        message = f"has no supported version of vLLM in its tag: sized as {assumed}; set --engine-version"
+        message = f"has no supported version of vLLM in its tag, so it is sized as {assumed}; set --engine-version"
         yield (
             Problem(f"{where}.image", shown(image), message)
             if image

@@ -111,7 +111,7 @@ def read_inference_service(body: Object, others: Sequence[Object]) -> Workload:
     pod = with_token(pod, body, remarks)
     least, most = predictor.get("minReplicas"), predictor.get("maxReplicas")
     if most not in (None, least):
-        message = "set spec.replicas, and point an autoscaler at the new object, or remove it"
+        message = "set spec.replicas, or spec.autoscaling with these bounds"
         remarks.decide("spec.replicas", f"minReplicas {least}, maxReplicas {most}", message)
     return Workload(
         kind="InferenceService",

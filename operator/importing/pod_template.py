@@ -126,7 +126,7 @@ def take_metadata(metadata: Object, selectors: Iterable[Mapping[str, str]], buil
     labels, annotations = mapping(metadata, "labels"), mapping(metadata, "annotations")
     for key in labels:
         if key in selected:
-            why = "Services and the old controller select pods by it: move the traffic with the steps below"
+            why = "Services and the old controller use it to select pods: move the traffic with the steps below"
             builder.drop(f"label {key}", why)
     labels = {key: value for key, value in labels.items() if key not in selected}
     for kind, words, own in (("label", labels, _OWN_LABELS), ("annotation", annotations, _OWN_ANNOTATIONS)):
@@ -250,7 +250,7 @@ def _keeps(mount: Object, omitted: Omitted, builder: SpecBuilder) -> bool:
     if any(f"{path}/" in f"{argument}/" for argument in omitted.arguments):
         return True
     if any(f"{cache}/".startswith(f"{path}/") for cache in omitted.caches):
-        builder.own(f"mount {path}", "was the hub's cache")
+        builder.own(f"mount {path}", "was the cache of downloads from the hub")
         return False
     return name_of(mount) not in omitted.volumes
 

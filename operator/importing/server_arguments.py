@@ -261,7 +261,7 @@ def _replaced(whole: Argument, spelled: str, arguments: Iterable[Argument]) -> s
     except UnreadableTextError:
         return why
     lost = [shown(key) for key in value if key not in again] if isinstance(value, dict) else []
-    return f"{why}; lost with it: {some_of(lost)}" if lost else why
+    return f"{why}; this also drops {some_of(lost)}" if lost else why
 
 
 def without_group(arguments: Iterable[Argument], nodes: int, builder: SpecBuilder) -> list[Argument]:

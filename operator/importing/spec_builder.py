@@ -85,9 +85,9 @@ def _without(value: Any, path: str, builder: "SpecBuilder", flag: Any = None) ->
 
 
 HOLDS_ANYWAY: Final = "is the default"
-OWN_PROBES: Final = "the operator's own probes allow for a long start"
-OWN_GRACE: Final = "the operator adds up the steps of stopping a pod"
-ROLLS_OUT: Final = "an old engine stops before its successor starts"
+OWN_PROBES: Final = "the operator sets its own probes, which allow a long start"
+OWN_GRACE: Final = "the operator calculates it from the steps of stopping a pod"
+ROLLS_OUT: Final = "an old engine stops before a new one starts"
 UNDOES: Final = "it could override settings of the operator: list its variables one by one, and import again"
 
 

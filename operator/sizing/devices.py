@@ -180,6 +180,12 @@ def measured_product(text: str) -> MeasuredProduct | None:
     return None if found is None else MeasuredProduct(found["product"], int(found["mib"]), found["profile"])
 
 
+def mig_profile(product: str) -> str | None:
+    """Return the MIG profile of a measured product; None for a whole GPU."""
+    found = measured_product(product)
+    return None if found is None else found.profile
+
+
 def product_of_memory(text: str) -> str | None:
     """Return the product of a GPU with a memory such as ``48GiB``; None if the text is not a memory."""
     found = _MEMORY.fullmatch(text)
@@ -189,9 +195,12 @@ def product_of_memory(text: str) -> str | None:
 
 
 def family_of(product: str) -> str:
-    """Return the short name of a product: H100 for NVIDIA-H100-80GB-HBM3; other labels unchanged."""
+    """Return the short name of a product, such as H100 or H100 MIG 3g.40gb; labels of other vendors are unchanged."""
     found = _FAMILY.match(product.removeprefix(_VENDOR)) if product.startswith(_VENDOR) else None
-    return product if found is None else found[0]
+    if found is None:
+        return product
+    profile = mig_profile(product)
+    return found[0] if profile is None else f"{found[0]} MIG {profile}"
 
 
 def known_products() -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from specdecode_operator.enums import FP8_ELEMENT_BYTES, SIXTEEN_BIT_BYTES, Dtype, Knowledge, Method, Precision
 from specdecode_operator.sizing.arithmetic import GIB, ceil_div
 from specdecode_operator.sizing.catalogue import find_entry, known_models, published_heads, sized_geometry
-from specdecode_operator.sizing.devices import PRODUCT_FIELD
+from specdecode_operator.sizing.devices import PRODUCT_FIELD, mig_profile
 from specdecode_operator.sizing.errors import SizingError
 from specdecode_operator.sizing.families.architectures import head_from_config
 from specdecode_operator.sizing.families.draft_heads import method_of_head
@@ -310,6 +310,8 @@ def product_change(product: str) -> Change:
 
 def _other_products(question: Question) -> Iterator[Question]:
     present = {pool.product for pool in question.pools}
+    if any(map(mig_profile, present)):
+        return  # The DeviceClass of a claim selects MIG devices, so another product alone would match none.
     gpus_per_node, nodes = max((pool.gpus_per_node, pool.nodes) for pool in question.pools)
     for product in _PROPOSED_PRODUCTS:
         if product not in present:

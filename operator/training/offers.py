@@ -90,7 +90,7 @@ class OfferedHead:
     speculation: Body
 
     def __str__(self) -> str:
-        return f"Head of training {self.training} (claim {self.claim}, folder {self.path}, SHA-256 {self.sha256[:12]})"
+        return f"Head {self.sha256[:12]} of training {self.training}"
 
     def is_named_by(self, status: TrainedDraftStatus) -> bool:
         """Whether a deployment's status names this head as the one in force."""

@@ -35,6 +35,7 @@ NO_HEAD: Final = "NoHeadOffered"
 _NOT_AGAIN: Final = frozenset({ROLLED_BACK, GATE_FAILED})
 _MOST_FAILED: Final = 16
 _TIME: Final = "%Y-%m-%dT%H:%M:%SZ"
+_PAGE: Final = 'documentation: "Serve a head that you trained"'
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ def _failed(
         # Engines that already loaded the head load the one that they started with, without a restart.
         failed = list(dict.fromkeys([head.engine_of(offers.body), *before.failed]))[:_MOST_FAILED]
         status = _in_place(start, start, TrainedDraftStatus(failed=failed), now)
-        message = f"{head} is withdrawn: {update.failure}; {start} replaces it without a restart"
+        message = f"{head} is withdrawn: {update.failure}; training {start.training}'s head replaces it ({_PAGE})"
         return _told(status, ROLLED_BACK, message)
     if update.failure:
         return _with_restart(head, before, update.failure, now)

@@ -309,6 +309,7 @@ for name in demo before after replay; do specdecode replay synth --out captures/
     "docs/serve/size-a-node.md": Page(
         cluster=True,
         before={
+            "specdecode plan -f examples/foreign": "kubectl apply -f examples/foreign/vllm-deployment.yaml",
             "kubectl get nodes": f'{_ONE_H100_NODE}\ncp "$shown" llama-70b-h100.yaml',
             "kubectl get configmap": f"""
 {_KINDS}

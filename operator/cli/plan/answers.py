@@ -20,7 +20,7 @@ from specdecode_operator.deployment.engine_pod import engine_timeouts
 from specdecode_operator.deployment.models import model_locations
 from specdecode_operator.deployment.models.checkpoint_reader import Checkpoint, CheckpointError
 from specdecode_operator.deployment.models.checkpoints import config_of
-from specdecode_operator.deployment.planning import assumed_nodes, full_matrix, make_plan, plan_advice
+from specdecode_operator.deployment.planning import assumed_nodes, full_matrix, make_plan, plan_advice, without_devices
 from specdecode_operator.deployment.resource_claim import usable_gpus
 from specdecode_operator.deployment.spec_facts import Facts
 from specdecode_operator.deployment.startup_estimate import planned_startup
@@ -295,7 +295,7 @@ def _answer(document: Document, inputs: Inputs, *, products: tuple[str, ...], ev
             nodes = usable_gpus(spec, inputs.nodes, inputs.devices)
         plan = make_plan(facts, nodes, None, groups=True)
         if isinstance(plan, Blocked):
-            return Answer(document, DOES_NOT_FIT, plan.message, facts)
+            return Answer(document, DOES_NOT_FIT, without_devices(spec, plan, inputs.devices).message, facts)
         planned = _with_refreshes(_planned(document, facts, plan, nodes, known), plan)
         planned = _with_startup(planned, plan, inputs.rates)
         return replace(planned, precisions=full_matrix(facts, nodes, plan)) if every_precision else planned

@@ -168,6 +168,9 @@ _VOLUME_WORDS = (
 )
 # Of the scheduler's reasons about claims of devices (pkg/scheduler/framework/plugins/dynamicresources).
 _CLAIM_WORDS = ("resourceclaim", "resource claim", "allocate all claims", "device class")
+_CLAIM_PAGE = "Claim GPUs with Dynamic Resource Allocation"
+# The scheduler's report on preemption, which repeats the number of nodes.
+_PREEMPTION = re.compile(r"\. (?:[^.]*, )?preemption: .*", re.DOTALL)
 _LOST_REASONS = frozenset({"NodeLost", "NodeShutdown", "Shutdown", "Terminated", "Evicted"})
 # The kubelet has not loaded a Secret or ConfigMap yet. It retries within seconds, and then reports a missing one
 # (pkg/kubelet/util/manager/watch_based_manager.go, Get).
@@ -237,14 +240,17 @@ def _unscheduled(message: str) -> Blocked:
         what = f"a claim in {fields} is ReadWriteOncePod, and another pod uses it: {message}"
         return Blocked(VOLUME_IN_USE, what, waits=True)
     if is_about_volumes(message):
-        where = "spec.models.volume, the claim of spec.speculation.draft, or a volume of spec.podTemplate"
+        where = "spec.models.volume, the claim of the draft or of an adapter, or a volume of spec.podTemplate"
         what = message.removesuffix(". not found")
         fix = "continues when the claim exists, is bound and can be mounted on a node with room"
         return Blocked("WaitingForVolume", f"{what} ({where}); {fix}", waits=True)
-    where = ""
+    why = _PREEMPTION.sub("", message).removesuffix(".")
     if any(words in message.lower() for words in _CLAIM_WORDS):
-        where = "; spec.accelerator.resourceClaim: compare kubectl get resourceclaims and resourceslices"
-    return Blocked("Unschedulable", f"no node takes the pod: {message}{where}", waits=True)
+        what = (
+            f'spec.accelerator.resourceClaim: no node has enough free devices: {why} (documentation: "{_CLAIM_PAGE}")'
+        )
+        return Blocked("Unschedulable", what, waits=True)
+    return Blocked("Unschedulable", f"no node has room for the pod: {why}", waits=True)
 
 
 def _blocked_container(pod: Body, container: Body) -> Blocked | None:

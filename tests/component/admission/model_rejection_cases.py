@@ -186,6 +186,11 @@ MODELS = {
         "spec.models.volume.image.reference",
         "add a tag (:v1) or a digest",
     ),
+    "image of models with a scheme": Bad(
+        "models: {volume: {image: {reference: 'https://registry.example.com/models/llama:v1'}}}",
+        "spec.models.volume.image.reference",
+        "leave out https://",
+    ),
     "draft's path leaves its image": Bad(
         "speculation: {method: draft_model, numSpeculativeTokens: 3,"
         " draft: {model: ../head, image: {reference: 'a:v1'}}}",

@@ -469,7 +469,7 @@ BAD = {
     "image with a line break": Bad(
         'engine: {image: "host:5000/vl\\nlm:v1"}',
         "spec.engine.image",
-        "has no tag and no digest: add a tag (:v1) or a digest",
+        "not an image with a tag or a digest: add a tag (:v1) or a digest",
     ),
     "image without tag": Bad("engine: {image: 'host:5000/vllm'}", "spec.engine.image", "add a tag (:v1) or a digest"),
     "version in words": Bad("engine: {version: latest}", "spec.engine.version", "should match"),

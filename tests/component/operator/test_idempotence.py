@@ -23,7 +23,7 @@ OURS = "--selector=app.kubernetes.io/managed-by=specdecode-operator"
 CHILD_KINDS = "deployments,services,configmaps,poddisruptionbudgets,jobs"
 SETTLED = (
     *("Unschedulable", "WaitingForVolume", "WaitingForSecret", "DownloadingModels", "LeaderWorkerSetMissing"),
-    "DeviceClassNotFound",
+    *("DeviceClassNotFound", "ImageVolumesMissing"),
 )
 """Reasons of Ready once everything was done that can be done in a cluster without a kubelet."""
 

@@ -1,7 +1,9 @@
 """Models by way of a cache, against a real API server: Jobs, answers, engines. Pods are answered for here."""
 
 import json
-from typing import Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 import yaml
@@ -9,12 +11,13 @@ import yaml
 from tests.support.conditions import condition, wait_for
 from tests.support.kubectl import Kubectl
 from tests.support.kubernetes import MINOR
-from tests.support.objects import tiny_cpu
+from tests.support.objects import H200, tiny_cpu
 from tests.support.operator_process import OperatorProcess
 from tests.support.waiting import eventually
 
 COMMITS = {"pair/target": "a" * 40, "pair/draft": "b" * 40}
 LAUNCHED = "Unschedulable"
+ON_IMAGE: Final = Path(__file__).parents[3] / "examples/qwen3-8b-image.yaml"
 
 
 @pytest.fixture(autouse=True)
@@ -122,14 +125,22 @@ def test_host_path_cache_volume_is_refused_unless_the_operator_allows_it(kubectl
     assert not kubectl.objects("deployments")
 
 
+@pytest.fixture
+def _gpus(kubectl: Kubectl) -> Iterator[None]:
+    kubectl.add_node("h200-0", H200)
+    yield
+    kubectl.must("delete", "node", "h200-0")
+
+
+@pytest.mark.usefixtures("_gpus")
 def test_models_on_an_image_need_an_api_server_with_image_volumes(kubectl: Kubectl) -> None:
-    image = {"reference": "registry.example.com/models/pair:v1"}
-    apply(kubectl, "tiny", volume={"image": image})
+    kubectl.must("apply", f"--filename={ON_IMAGE}")
+    image = yaml.safe_load(ON_IMAGE.read_text())["spec"]["models"]["volume"]["image"]
     if int(MINOR.partition(".")[2]) < 35:  # Off by default before.
-        assert "spec.models.volume.image" in wait_for(kubectl, "tiny", "Ready", "ImageVolumesMissing")
+        assert "spec.models.volume.image" in wait_for(kubectl, ON_IMAGE.stem, "Ready", "ImageVolumesMissing")
         assert not kubectl.objects("deployments")
     else:
-        wait_for(kubectl, "tiny", "Ready", LAUNCHED)
+        wait_for(kubectl, ON_IMAGE.stem, "Ready", LAUNCHED)
         (deployment,) = kubectl.objects("deployments")
         volumes = {each["name"]: each for each in deployment["spec"]["template"]["spec"]["volumes"]}
         assert volumes["models"]["image"].items() >= image.items()

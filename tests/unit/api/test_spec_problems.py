@@ -100,6 +100,15 @@ def test_unknown_field_suggests_the_intended_field(changes: dict[str, Any], fiel
     assert problems[field] == f"unknown field: did you mean {meant}?"
 
 
+def test_field_of_another_object_is_not_suggested_for_an_item_of_a_list() -> None:
+    route = {"parentRefs": [{"name": "public", "kind": "Service"}]}  # spec.workload has a kind
+    with pytest.raises(ValidationError) as refused:
+        SpecDecodeDeploymentSpec.model_validate({"target": TARGET, "expose": {"httpRoute": route}})
+    (problem,) = spec_problems(refused.value)
+    assert problem.field == "spec.expose.httpRoute.parentRefs[0].kind"
+    assert "use one of name, namespace, sectionName, port" in problem.message
+
+
 @pytest.mark.parametrize(
     ("schedule", "field"),
     [

@@ -140,6 +140,13 @@ def test_own_objects_and_those_of_other_projects_are_planned_together(
     assert (found["ours"]["source"], found["old"]["source"]["kind"]) == (None, "Deployment")
 
 
+def test_memory_of_adapters_is_counted(specdecode: Specdecode, write: WriteObject) -> None:
+    lora = ("--enable-lora", "--lora-modules", "sql=/adapters/sql", "--max-lora-rank", "64")
+    (found,) = planned(specdecode, "-f", write("a.yaml", engine(QWEN, *lora))).values()
+    assert found["source"]["unread"] == []
+    assert found["candidates"][0]["per_gpu"]["adapters"] > 0
+
+
 def test_settings_that_vllm_chooses_are_its_defaults_not_ours(specdecode: Specdecode, write: WriteObject) -> None:
     """The operator's default of 256 requests would plan another server."""
     result = specdecode("plan", "-f", write("d.yaml", engine("Qwen/Qwen3-Next-80B-A3B-Instruct")), "--explain")

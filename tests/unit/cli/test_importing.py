@@ -298,7 +298,7 @@ def test_cudagraph_mode_becomes_a_field_and_other_keys_stay_arguments(
         (
             ["-cc", '{"mode": 3, "cudagraph_mode": "NONE"}', "-cc.mode", "2"],
             ["-cc.mode", "2"],
-            "lost with it: cudagraph_mode",
+            "this also drops cudagraph_mode",
         ),
         (
             ["-cc.mode=2", '--compilation-config={"mode": 3, "cudagraph_mode": "NONE"}'],

@@ -384,6 +384,15 @@ def test_claims_are_planned_for_the_devices_in_the_file(specdecode: Specdecode, 
     assert specdecode("plan", "-f", path, "--nodes", write("fleet.yaml", fleet)).exit_code != 0
 
 
+def test_claim_that_no_device_in_the_file_satisfies_is_reported(specdecode: Specdecode, write: WriteObject) -> None:
+    path = write("a.yaml", manifest("claims", accelerator=claiming(selectors=["device.driver == 'x'"])))
+    fleet = write("fleet.yaml", {"kind": "List", "items": [GPUS, resource_slice("a", *[gpu()] * 8)]})
+    assert (
+        "spec.accelerator.resourceClaim: none of the devices" in specdecode("plan", "-f", path, "--nodes", fleet).stdout
+    )
+    assert "[NoMatchingDevices]" in specdecode("lint", "-f", path, "--nodes", fleet).stdout
+
+
 def test_cpu_object_is_planned_without_nodes(specdecode: Specdecode, write: WriteObject) -> None:
     spec = {
         "target": {"model": "my/model", "config": SMALL_CONFIG},

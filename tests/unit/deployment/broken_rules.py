@@ -302,7 +302,7 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
     "a target with experts only on GPUs": [
         (
             adapted("Qwen/Qwen3-30B-A3B", accelerator={"type": "CPU", "cpuCores": 4, "memoryGiB": 90, "kvCacheGiB": 4}),
-            "on the CPU take no adapters",
+            "do not support adapters",
         ),
     ],
     "names that the target does not have": [(adapted(QWEN, name="Qwen3-8B"), "could not tell the two apart")],

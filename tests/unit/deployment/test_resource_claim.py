@@ -205,7 +205,7 @@ class TestBadInput:
                 claiming(selectors=["device.driver == 'x'"]),
                 EIGHT_H200,
                 "NoMatchingDevices",
-                "8 x selectors[0] is false",
+                "8 x selectors[0] (device.driver == 'x') is false",
             ),
             (claiming("mig.nvidia.com"), EIGHT_H200, "NoMatchingDevices", f"8 x {H200}"),
         ],
@@ -254,13 +254,30 @@ class TestBadInput:
         assert f"spec.{field}" in conditions["Ready"].message
 
 
+@pytest.mark.parametrize(
+    ("class_name", "device", "is_proposed"),
+    [
+        ("mig.nvidia.com", mig("1g.10gb", 10_112), False),
+        ("gpu.nvidia.com", gpu("NVIDIA Small", 10_112), True),
+    ],
+)
+def test_other_product_is_a_fix_only_for_a_claim_of_whole_gpus(
+    class_name: str, device: Body, *, is_proposed: bool
+) -> None:
+    _, conditions = made(claiming(class_name), read_inventory([resource_slice("a", device)], [GPUS, MIGS]), **SMALL)
+    assert conditions["Ready"].reason == "DoesNotFit"
+    assert ("accelerator.products" in conditions["Ready"].message) == is_proposed
+
+
 def test_scheduler_message_about_claims_names_the_field() -> None:
-    said = "0/1 nodes are available: 1 cannot allocate all claims."
+    counts = "0/1 nodes are available: 1 cannot allocate all claims"
+    said = f"{counts}. still not schedulable, preemption: 0/1 nodes are available: 1 Preemption is not helpful."
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": said}
     blocked = first_blocked([{"metadata": {"name": "a"}, "spec": {}, "status": {"conditions": [condition]}}])
     assert blocked is not None
     assert blocked.reason == "Unschedulable"
-    assert said in blocked.message
+    assert counts in blocked.message
+    assert "reemption" not in blocked.message
     assert "spec.accelerator.resourceClaim" in blocked.message
 
 

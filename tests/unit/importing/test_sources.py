@@ -278,7 +278,7 @@ def test_unsupported_value_from_is_a_decision(
     old = yaml.safe_load((DATA / "llm-inference-service.yaml").read_text())
     old["spec"]["template"]["containers"][0]["env"].append({"name": "ODD", "valueFrom": source})
     result = specdecode("import", "-f", write("old.yaml", old))
-    message = f"ODD: has a valueFrom that the field does not take ({keys}): set it in spec.podTemplate"
+    message = f"ODD: has a valueFrom that the field does not support ({keys}): set it in spec.podTemplate"
     assert f"spec.engine.env: {message}" in result.stderr
     assert result.exit_code == 2
 
