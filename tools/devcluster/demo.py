@@ -24,7 +24,7 @@ from devcluster.demo_replay import SPECDECODE, replay_and_report
 from devcluster.host.errors import ClusterError
 from devcluster.host.paths import REPOSITORY
 from devcluster.host.progress import say, step
-from devcluster.install import install_operator, load_engine_image, load_operator_image, prepare_images
+from devcluster.install import install_operator, load_engine_image, load_operator_image, prepare
 
 NAME = "demo"
 CAPTURE, VERDICT = "demo", "does-it-pay"
@@ -48,8 +48,8 @@ def main() -> int:
     report: Path | None = None
     verdict = ""
     try:
-        with timed(times, "images and engine environment"):
-            prepare_images()
+        with timed(times, "images, engine and programs"):
+            prepare()
         cluster = Cluster(NAME)
         with timed(times, "cluster up"):
             cluster.up("real")

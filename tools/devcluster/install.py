@@ -9,9 +9,11 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
-from devcluster.cluster.cluster import Cluster
+from devcluster.cluster.cluster import Cluster, find_programs
 from devcluster.cluster.kubectl import Kubectl
+from devcluster.host import packages
 from devcluster.host.errors import ClusterError
 from devcluster.host.paths import REPOSITORY
 from devcluster.host.progress import say, step
@@ -27,8 +29,21 @@ EMBEDDED = "demo"
 _ROLLOUT_DEADLINE_S = 300
 
 
+def prepare() -> None:
+    """Install and build all that a cluster with a real node needs: the slow part of a first run.
+
+    Programs are built at the same time as images: compilers need processors, and images mostly wait for downloads.
+    """
+    pool = ThreadPoolExecutor()
+    building = pool.submit(find_programs, "real")
+    pool.shutdown(wait=False)
+    packages.ensure((*packages.REAL_NODE, *packages.IMAGE_BUILD))
+    prepare_images()
+    building.result()
+
+
 def prepare_images() -> None:
-    """Make what pods run, before a cluster needs it: the slow part of a first run."""
+    """Make the images and the engine's environment."""
     install_engine_environment()
     build_engine_image()
     build_operator_image()

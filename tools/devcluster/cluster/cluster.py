@@ -80,7 +80,7 @@ class Cluster:
         packages.ensure(
             packages.REAL_NODE if plan.real else packages.NAMESPACE if plan.needs_root else packages.CONTROL_PLANE
         )
-        _programs(plan, kubernetes, simulates=bool(plan.fake))  # builds can take minutes: before anything starts
+        find_programs(wanted, kubernetes)  # builds can take minutes: before anything starts
         for directory in ("logs", "config"):
             (self.state / directory).mkdir(parents=True)
         if plan.needs_root:
@@ -332,6 +332,12 @@ class Cluster:
 
     def _locked(self) -> AbstractContextManager[None]:
         return exclusive(self.state.with_name(f".{self.name}.lock"), f"another command works on cluster {self.name}")
+
+
+def find_programs(wanted: str, kubernetes: str = binaries.USUAL) -> dict[str, Path]:
+    """Return the paths of the programs of a cluster with these nodes, building the missing ones."""
+    plan = nodes.parse(wanted)
+    return _programs(plan, kubernetes, simulates=bool(plan.fake))
 
 
 def existing() -> list[Cluster]:
