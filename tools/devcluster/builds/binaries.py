@@ -50,7 +50,7 @@ ETCD = "3.6.5"
 _CONTROL_PLANE = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
 _NODE = ("kubelet", "kube-proxy")
 _ALL_IN_ONE = "specdecode.io/devcluster/tools/kubernetes"
-"""One program that acts as each program of a cluster, depending on its name."""
+"""One program that acts as etcd and each daemon, depending on its name."""
 
 
 def _servers(name: str, minor: str, packages: dict[str, str]) -> Group:
@@ -72,7 +72,7 @@ GROUPS = (
     _USUAL,
     replace(
         _USUAL,
-        packages={"kubectl": _ALL_IN_ONE},
+        packages={"kubectl": "k8s.io/kubernetes/cmd/kubectl"},
         fits=lambda version: version >= (1, 30),
         version_arguments=("version", "--client"),
     ),

@@ -1,5 +1,5 @@
-// Command kubernetes is etcd, kubectl and each daemon of Kubernetes, depending on the name it is called by.
-// The daemons share most of their packages, so one link is faster than seven.
+// Command kubernetes is etcd and each daemon of Kubernetes, depending on the name that it is called by.
+// They share most of their packages: built as one program, these are compiled and linked once.
 package main
 
 import (
@@ -11,14 +11,10 @@ import (
 
 	"github.com/spf13/cobra"
 	"go.etcd.io/etcd/server/v3/etcdmain"
-	_ "k8s.io/client-go/plugin/pkg/client/auth"
 	"k8s.io/component-base/cli"
-	"k8s.io/component-base/logs"
 	_ "k8s.io/component-base/logs/json/register"
 	_ "k8s.io/component-base/metrics/prometheus/clientgo"
 	_ "k8s.io/component-base/metrics/prometheus/version"
-	kubectl "k8s.io/kubectl/pkg/cmd"
-	"k8s.io/kubectl/pkg/cmd/util"
 	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
 	controllers "k8s.io/kubernetes/cmd/kube-controller-manager/app"
 	proxy "k8s.io/kubernetes/cmd/kube-proxy/app"
@@ -40,11 +36,8 @@ func main() {
 		run(kubelet.NewKubeletCommand(context.Background()))
 	case "kube-proxy":
 		run(proxy.NewProxyCommand())
-	case "kubectl":
-		logs.GlogSetter(kubectl.GetLogVerbosity(os.Args)) // as in Kubernetes' own main
-		util.CheckErr(cli.RunNoErrOutput(kubectl.NewDefaultKubectlCommand()))
 	default:
-		fmt.Fprintf(os.Stderr, "%s: not a program of Kubernetes\n", name)
+		fmt.Fprintf(os.Stderr, "%s: not a program of a cluster\n", name)
 		os.Exit(1)
 	}
 }
