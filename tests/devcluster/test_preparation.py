@@ -12,17 +12,17 @@ from devcluster.host.errors import ClusterError
 def test_programs_are_built_while_images_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     both = threading.Barrier(2, timeout=60)
     monkeypatch.setattr(packages, "ensure", lambda _programs: None)
-    monkeypatch.setattr(install, "find_programs", lambda _nodes: both.wait())
+    monkeypatch.setattr(install, "build_programs", both.wait)
     monkeypatch.setattr(install, "prepare_images", both.wait)
     install.prepare()
 
 
 def test_a_failed_build_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_nodes: str) -> None:
+    def fail() -> None:
         raise ClusterError("no Go module index")
 
     monkeypatch.setattr(packages, "ensure", lambda _programs: None)
-    monkeypatch.setattr(install, "find_programs", fail)
+    monkeypatch.setattr(install, "build_programs", fail)
     monkeypatch.setattr(install, "prepare_images", lambda: None)
     with pytest.raises(ClusterError, match="no Go module index"):
         install.prepare()

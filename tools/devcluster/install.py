@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from devcluster.builds import binaries
 from devcluster.cluster.cluster import Cluster, find_programs
 from devcluster.cluster.kubectl import Kubectl
 from devcluster.host import packages
@@ -35,11 +36,17 @@ def prepare() -> None:
     Programs are built at the same time as images: compilers need processors, and images mostly wait for downloads.
     """
     pool = ThreadPoolExecutor()
-    building = pool.submit(find_programs, "real")
+    building = pool.submit(build_programs)
     pool.shutdown(wait=False)
     packages.ensure((*packages.REAL_NODE, *packages.IMAGE_BUILD))
     prepare_images()
     building.result()
+
+
+def build_programs() -> None:
+    """Build the programs of a cluster with a real node, and kubectl, if the machine has none."""
+    find_programs("real")
+    binaries.find("kubectl")
 
 
 def prepare_images() -> None:
