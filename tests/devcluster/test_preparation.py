@@ -5,27 +5,31 @@ import threading
 import pytest
 
 from devcluster import install
-from devcluster.host import packages, progress
+from devcluster.host import progress
 from devcluster.host.errors import ClusterError
+from devcluster.host.threads import together
+
+
+def test_the_first_error_is_raised_before_other_work_ends() -> None:
+    end = threading.Event()
+
+    def fail() -> None:
+        raise ClusterError("no Go module index")
+
+    try:
+        with pytest.raises(ClusterError, match="no Go module index"):
+            together(lambda: end.wait(60), fail)
+        assert not end.is_set()
+    finally:
+        end.set()
 
 
 def test_programs_are_built_while_images_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     both = threading.Barrier(2, timeout=60)
-    monkeypatch.setattr(packages, "ensure", lambda _programs: None)
+    monkeypatch.setattr(install, "check_rights", lambda _nodes: None)
     monkeypatch.setattr(install, "build_programs", both.wait)
     monkeypatch.setattr(install, "prepare_images", both.wait)
     install.prepare()
-
-
-def test_a_failed_build_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
-        raise ClusterError("no Go module index")
-
-    monkeypatch.setattr(packages, "ensure", lambda _programs: None)
-    monkeypatch.setattr(install, "build_programs", fail)
-    monkeypatch.setattr(install, "prepare_images", lambda: None)
-    with pytest.raises(ClusterError, match="no Go module index"):
-        install.prepare()
 
 
 def test_a_step_that_ends_after_another_has_begun_is_named(

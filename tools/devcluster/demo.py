@@ -24,6 +24,7 @@ from devcluster.demo_replay import SPECDECODE, replay_and_report
 from devcluster.host.errors import ClusterError
 from devcluster.host.paths import REPOSITORY
 from devcluster.host.progress import say, step
+from devcluster.host.threads import together
 from devcluster.install import install_operator, load_engine_image, load_operator_image, prepare
 
 NAME = "demo"
@@ -57,10 +58,8 @@ def main() -> int:
         with timed(times, "images into the cluster"):
             load_engine_image(cluster)
             load_operator_image(cluster)
-        with timed(times, "operator installed"):
-            install_operator(kubectl)
-        with timed(times, "tiny models made"):
-            _make_models(kubectl)
+        with timed(times, "operator and tiny models"):
+            together(lambda: install_operator(kubectl), lambda: _make_models(kubectl))
         with timed(times, "applied to Ready"):
             _serve(kubectl)
         with timed(times, "completions and proof"):

@@ -9,15 +9,15 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 from devcluster.builds import binaries
-from devcluster.cluster.cluster import Cluster, find_programs
+from devcluster.cluster.cluster import Cluster, check_rights, find_programs
 from devcluster.cluster.kubectl import Kubectl
 from devcluster.host import packages
 from devcluster.host.errors import ClusterError
 from devcluster.host.paths import REPOSITORY
 from devcluster.host.progress import say, step
+from devcluster.host.threads import together
 from devcluster.images import operator_image, store
 from devcluster.images.engine_environment import install_engine_environment
 from devcluster.images.engine_image import build_engine_image
@@ -31,16 +31,10 @@ _ROLLOUT_DEADLINE_S = 300
 
 
 def prepare() -> None:
-    """Install and build all that a cluster with a real node needs: the slow part of a first run.
-
-    Programs are built at the same time as images: compilers need processors, and images mostly wait for downloads.
-    """
-    pool = ThreadPoolExecutor()
-    building = pool.submit(build_programs)
-    pool.shutdown(wait=False)
-    packages.ensure((*packages.REAL_NODE, *packages.IMAGE_BUILD))
-    prepare_images()
-    building.result()
+    """Install and build all that a cluster with a real node needs: the slow part of a first run."""
+    check_rights("real")
+    # Compilers need processors; images and packages often wait for downloads.
+    together(build_programs, prepare_images)
 
 
 def build_programs() -> None:
@@ -50,7 +44,8 @@ def build_programs() -> None:
 
 
 def prepare_images() -> None:
-    """Make the images and the engine's environment."""
+    """Install the packages of a real node, and make the images and the engine's environment."""
+    packages.ensure((*packages.REAL_NODE, *packages.IMAGE_BUILD))
     install_engine_environment()
     build_engine_image()
     build_operator_image()

@@ -48,7 +48,7 @@ class Cluster:
         """Start the cluster, or start again what is missing of it; return when it is ready."""
         started = time.monotonic()
         _check_kubernetes(kubernetes, nodes)
-        _check_rights(nodes)
+        check_rights(nodes)
         with self._locked():
             settings = Settings.load(self.state)
             if settings and settings.complete:
@@ -334,6 +334,13 @@ class Cluster:
         return exclusive(self.state.with_name(f".{self.name}.lock"), f"another command works on cluster {self.name}")
 
 
+def check_rights(wanted: str) -> None:
+    """Raise an error if this user cannot start a cluster with these nodes."""
+    if nodes.parse(wanted).needs_root and os.geteuid() != 0:
+        message = f"--nodes {wanted} needs root (namespaces, cgroups). As an ordinary user: --nodes none"
+        raise ClusterError(message)
+
+
 def find_programs(wanted: str, kubernetes: str = binaries.USUAL) -> dict[str, Path]:
     """Return the paths of the programs of a cluster with these nodes, building the missing ones."""
     plan = nodes.parse(wanted)
@@ -375,12 +382,6 @@ def _reachable(address: str, port: int) -> bool:
 
 def _node_ready(api: Api, name: str) -> bool:
     return any(n["metadata"]["name"] == name and is_ready(n) for n in api.nodes())
-
-
-def _check_rights(wanted: str) -> None:
-    if nodes.parse(wanted).needs_root and os.geteuid() != 0:
-        message = f"--nodes {wanted} needs root (namespaces, cgroups). As an ordinary user: --nodes none"
-        raise ClusterError(message)
 
 
 def _check_kubernetes(kubernetes: str, wanted: str) -> None:
