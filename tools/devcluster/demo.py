@@ -24,7 +24,8 @@ from devcluster.demo_replay import SPECDECODE, replay_and_report
 from devcluster.host.errors import ClusterError
 from devcluster.host.paths import REPOSITORY
 from devcluster.host.progress import say, step
-from devcluster.install import install_operator, load_engine_image, load_operator_image, prepare_images
+from devcluster.host.threads import together
+from devcluster.install import install_operator, load_engine_image, load_operator_image, prepare
 
 NAME = "demo"
 CAPTURE, VERDICT = "demo", "does-it-pay"
@@ -48,8 +49,8 @@ def main() -> int:
     report: Path | None = None
     verdict = ""
     try:
-        with timed(times, "images and engine environment"):
-            prepare_images()
+        with timed(times, "images, engine and programs"):
+            prepare()
         cluster = Cluster(NAME)
         with timed(times, "cluster up"):
             cluster.up("real")
@@ -57,10 +58,8 @@ def main() -> int:
         with timed(times, "images into the cluster"):
             load_engine_image(cluster)
             load_operator_image(cluster)
-        with timed(times, "operator installed"):
-            install_operator(kubectl)
-        with timed(times, "tiny models made"):
-            _make_models(kubectl)
+        with timed(times, "operator and tiny models"):
+            together(lambda: install_operator(kubectl), lambda: _make_models(kubectl))
         with timed(times, "applied to Ready"):
             _serve(kubectl)
         with timed(times, "completions and proof"):

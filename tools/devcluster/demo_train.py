@@ -16,7 +16,7 @@ from devcluster.demo import EXAMPLES, NAME, READY_DEADLINE_S, post, specdecode, 
 from devcluster.host.errors import ClusterError
 from devcluster.host.progress import say, step
 from devcluster.images.trainer_image import build_trainer_image
-from devcluster.install import install_operator, load_engine_image, load_operator_image, prepare_images
+from devcluster.install import install_operator, load_engine_image, load_operator_image, prepare
 
 DEPLOYMENT, CAPTURE, TRAINING = "language", "today", "today"
 _MODELS_DEADLINE_S = 180
@@ -35,8 +35,8 @@ def main() -> int:
     times: dict[str, float] = {}
     after = "not served, because the condition Better is not True"
     try:
-        with timed(times, "images and engine environment"):
-            prepare_images()
+        with timed(times, "images, engine and programs"):
+            prepare()
             build_trainer_image()
         cluster = Cluster(name)
         with timed(times, "cluster, images, operator"):

@@ -10,11 +10,14 @@ import os
 import sys
 from collections.abc import Callable
 
-from devcluster.cluster.cluster import Cluster
+from devcluster.builds import binaries
+from devcluster.cluster.cluster import Cluster, check_rights, find_programs
 from devcluster.cluster.kubectl import Kubectl
+from devcluster.host import packages
 from devcluster.host.errors import ClusterError
 from devcluster.host.paths import REPOSITORY
 from devcluster.host.progress import say, step
+from devcluster.host.threads import together
 from devcluster.images import operator_image, store
 from devcluster.images.engine_environment import install_engine_environment
 from devcluster.images.engine_image import build_engine_image
@@ -27,8 +30,22 @@ EMBEDDED = "demo"
 _ROLLOUT_DEADLINE_S = 300
 
 
+def prepare() -> None:
+    """Install and build all that a cluster with a real node needs: the slow part of a first run."""
+    check_rights("real")
+    # Compilers need processors; images and packages often wait for downloads.
+    together(build_programs, prepare_images)
+
+
+def build_programs() -> None:
+    """Build the programs of a cluster with a real node, and kubectl, if the machine has none."""
+    find_programs("real")
+    binaries.find("kubectl")
+
+
 def prepare_images() -> None:
-    """Make what pods run, before a cluster needs it: the slow part of a first run."""
+    """Install the packages of a real node, and make the images and the engine's environment."""
+    packages.ensure((*packages.REAL_NODE, *packages.IMAGE_BUILD))
     install_engine_environment()
     build_engine_image()
     build_operator_image()

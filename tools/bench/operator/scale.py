@@ -115,7 +115,7 @@ def _created(ours: Life, groups: Life | None) -> Iterator[Figure]:
     made = f"3 children an object; others took {mine.others_cores:.1f} cores meanwhile"
     if groups is not None:
         made += f", {groups.costs[CHILDREN].others_cores:.1f} in the turn of the peer, which makes as many"
-    parts = tuple(f"{title} {_version(title.lower())}" for title in ("Kubernetes", "KWOK", "etcd"))
+    parts = (*(f"{title} {_version(title.lower())}" for title in ("Kubernetes", "KWOK")), f"etcd {binaries.ETCD}")
     yield Figure("create, until all children are there", mine.wall_s, "s",
                  _peer(groups, lambda life: life.costs[CHILDREN].wall_s), made, parts)  # fmt: skip
     if groups is not None:

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -45,21 +45,24 @@ KUBERNETES = {"1.37": "1.37.2", "1.34": "1.34.4", "1.30": "1.30.14"}
 """Release of each minor that clusters can be made of: the newest, that of nodes, the oldest that the charts allow."""
 NEWEST, USUAL, OLDEST = KUBERNETES
 
+ETCD = "3.6.5"
+
 _CONTROL_PLANE = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
 _NODE = ("kubelet", "kube-proxy")
+_ALL_IN_ONE = "specdecode.io/devcluster/tools/kubernetes"
+"""One program that acts as etcd and each daemon, depending on its name."""
 
 
-def _servers(name: str, minor: str, programs: Iterable[str]) -> Group:
+def _servers(name: str, minor: str, packages: dict[str, str]) -> Group:
     """All of one minor version, whatever their source: then no combination is outside Kubernetes' skew policy."""
     stamp, number = "-X k8s.io/component-base/version.git", int(minor.removeprefix("1."))
     flags = f"-s -w {stamp}Version=v{KUBERNETES[minor]} {stamp}Major=1 {stamp}Minor={number}"
-    packages = {program: f"k8s.io/kubernetes/cmd/{program}" for program in programs}
     return Group(name, KUBERNETES[minor], packages, lambda version: version == (1, number), flags=flags)
 
 
-_USUAL = _servers("kubernetes", USUAL, _CONTROL_PLANE + _NODE)
+_USUAL = _servers("kubernetes", USUAL, dict.fromkeys(_CONTROL_PLANE + _NODE, _ALL_IN_ONE))
 CONTROL_PLANES = {
-    minor: _servers(f"kubernetes-{age}", minor, _CONTROL_PLANE)
+    minor: _servers(f"kubernetes-{age}", minor, {each: f"k8s.io/kubernetes/cmd/{each}" for each in _CONTROL_PLANE})
     for age, minor in (("newest", NEWEST), ("oldest", OLDEST))
 }
 """Of the other minors, without a node: what our objects meet there is the API server and the controllers."""
@@ -74,7 +77,7 @@ GROUPS = (
         version_arguments=("version", "--client"),
     ),
     # Older etcd lacks RequestWatchProgress: streaming lists fail once, then fall back.
-    Group("etcd", "3.6.5", {"etcd": "go.etcd.io/etcd/server/v3"}, lambda version: version >= (3, 6)),
+    replace(_USUAL, packages={"etcd": _ALL_IN_ONE}, fits=lambda version: version >= (3, 6)),
     Group("kwok", "0.7.0", {"kwok": "sigs.k8s.io/kwok/cmd/kwok"}, lambda version: version == (0, 7)),
     Group(
         "helm",
@@ -148,8 +151,8 @@ def find(*names: str, kubernetes: str = USUAL) -> dict[str, Path]:
     missing = [name for name in of if name not in found]
     if missing:
         with exclusive(cache_dir() / "bin" / "build.lock", "another process builds cluster programs"):
-            for position, name in enumerate(missing, 1):
-                found[name] = _cached(name, of[name]) or _build(name, of[name], f"{position} of {len(missing)}")
+            for name in missing:
+                found[name] = _cached(name, of[name]) or _build(name, of[name])
     return found
 
 
@@ -229,11 +232,16 @@ def _cached(name: str, group: Group) -> Path | None:
     return path if path.exists() else None
 
 
-def _build(name: str, group: Group, position: str) -> Path:
-    path = group.directory / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{name}.partial")
-    with step(f"building {name} {group.version} from its Go module ({position}; kept in {path.parent})"):
-        golang.build(TOOLS / group.name, group.packages[name], partial, group.flags)
-        partial.rename(path)
-    return path
+def _build(name: str, group: Group) -> Path:
+    """Build a program, and add the other names of its package in the same directory."""
+    package, directory = group.packages[name], group.directory
+    directory.mkdir(parents=True, exist_ok=True)
+    same = (each for other in GROUPS if other.directory == directory for each in other.packages.items())
+    names = dict.fromkeys([name, *(each for each, of in same if of == package and not (directory / each).exists())])
+    partial = directory / f".{name}.partial"
+    with step(f"building {', '.join(names)} of {group.name} {group.version} from Go modules (kept in {directory})"):
+        golang.build(TOOLS / group.name, package, partial, group.flags)
+        for each in names:
+            (directory / each).hardlink_to(partial)
+        partial.unlink()
+    return directory / name

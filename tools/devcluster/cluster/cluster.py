@@ -48,7 +48,7 @@ class Cluster:
         """Start the cluster, or start again what is missing of it; return when it is ready."""
         started = time.monotonic()
         _check_kubernetes(kubernetes, nodes)
-        _check_rights(nodes)
+        check_rights(nodes)
         with self._locked():
             settings = Settings.load(self.state)
             if settings and settings.complete:
@@ -80,7 +80,7 @@ class Cluster:
         packages.ensure(
             packages.REAL_NODE if plan.real else packages.NAMESPACE if plan.needs_root else packages.CONTROL_PLANE
         )
-        _programs(plan, kubernetes, simulates=bool(plan.fake))  # builds can take minutes: before anything starts
+        find_programs(wanted, kubernetes)  # builds can take minutes: before anything starts
         for directory in ("logs", "config"):
             (self.state / directory).mkdir(parents=True)
         if plan.needs_root:
@@ -334,6 +334,19 @@ class Cluster:
         return exclusive(self.state.with_name(f".{self.name}.lock"), f"another command works on cluster {self.name}")
 
 
+def check_rights(wanted: str) -> None:
+    """Raise an error if this user cannot start a cluster with these nodes."""
+    if nodes.parse(wanted).needs_root and os.geteuid() != 0:
+        message = f"--nodes {wanted} needs root (namespaces, cgroups). As an ordinary user: --nodes none"
+        raise ClusterError(message)
+
+
+def find_programs(wanted: str, kubernetes: str = binaries.USUAL) -> dict[str, Path]:
+    """Return the paths of the programs of a cluster with these nodes, building the missing ones."""
+    plan = nodes.parse(wanted)
+    return _programs(plan, kubernetes, simulates=bool(plan.fake))
+
+
 def existing() -> list[Cluster]:
     """Return the clusters of this user that are up, wholly or in part."""
     return [Cluster(file.parent.name) for file in sorted(state_root().glob("*/cluster.json"))]
@@ -369,12 +382,6 @@ def _reachable(address: str, port: int) -> bool:
 
 def _node_ready(api: Api, name: str) -> bool:
     return any(n["metadata"]["name"] == name and is_ready(n) for n in api.nodes())
-
-
-def _check_rights(wanted: str) -> None:
-    if nodes.parse(wanted).needs_root and os.geteuid() != 0:
-        message = f"--nodes {wanted} needs root (namespaces, cgroups). As an ordinary user: --nodes none"
-        raise ClusterError(message)
 
 
 def _check_kubernetes(kubernetes: str, wanted: str) -> None:

@@ -11,6 +11,10 @@ QUIET_S = 2.0
 REPORT_EVERY_S = 15.0
 """How often a long step reports where the output is a file, not a terminal."""
 
+_running: list[str] = []
+"""Steps of all threads in the order of their start."""
+_announced = ""
+
 
 def say(text: str) -> None:
     """Print one line for the person at the keyboard (standard error: standard output is for data)."""
@@ -20,7 +24,10 @@ def say(text: str) -> None:
 @contextmanager
 def step(text: str) -> Iterator[None]:
     """Announce a step, show the elapsed time while it runs, and say how long it took."""
+    global _announced  # noqa: PLW0603
     say(f"{text} …")
+    _announced = text
+    _running.append(text)
     started = time.monotonic()
     finished = threading.Event()
     ticker = threading.Thread(target=_tick, args=(text, started, finished), daemon=True)
@@ -30,8 +37,9 @@ def step(text: str) -> Iterator[None]:
     finally:
         finished.set()
         ticker.join()
+        _running.remove(text)
     if (elapsed_s := time.monotonic() - started) >= QUIET_S:
-        say(f"  done in {elapsed_s:.0f} s")
+        say(f"{' ' if _announced == text else f'{text}:'} done in {elapsed_s:.0f} s")
 
 
 def _tick(text: str, started: float, finished: threading.Event) -> None:
@@ -40,6 +48,8 @@ def _tick(text: str, started: float, finished: threading.Event) -> None:
     while not finished.wait(1.0 if on_terminal else REPORT_EVERY_S):
         elapsed_s = time.monotonic() - started
         if on_terminal:
+            if _running[-1] != text:
+                continue
             print(f"\r  {elapsed_s:.0f} s", end="", file=sys.stderr, flush=True)
             shown = True
         else:
