@@ -1,5 +1,6 @@
 """`specdecode plan --batch`: size many engine configurations, one per line."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -15,7 +16,7 @@ from specdecode_operator.deployment.models.checkpoint_reader import CheckpointEr
 from specdecode_operator.problems import shown
 from specdecode_operator.sizing.calibration import Calibration
 from specdecode_operator.sizing.catalogue import find_entry
-from specdecode_operator.sizing.estimate import size_case
+from specdecode_operator.sizing.estimate import SWEPT, Sizer
 from specdecode_operator.untrusted import JsonLines, UnreadableTextError
 
 if TYPE_CHECKING:
@@ -81,6 +82,8 @@ class BatchOutput(RootModel[CaseOutput | CaseErrorOutput]):
 
 _MOST_LINE_BYTES: Final = 4 * 2**20
 """Maximum size of a line. The largest known config.json, with settings for each expert, has 3 MB."""
+_VARYING: Final = ("id", *SWEPT)
+"""Keys in which a line may differ from an earlier one that is like it."""
 _MOST_NAMED: Final = 5
 """Number of unknown models in the summary on standard error. The results name all of them."""
 
@@ -94,10 +97,10 @@ def size_batch(cases: str, results: str, *, hub: bool, calibration: str | None, 
         measured = read_calibration(calibration)
     lookup, total, bad = Lookup(hub_models(wanted=hub)), 0, 0
     with opened_line_files(cases, results, _MOST_LINE_BYTES, "--batch") as (lines, target):
-        objects = JsonLines(_MOST_LINE_BYTES)
+        batch = _Batch(lookup, measured)
         for number, line in enumerate(lines, start=1):
             if line.strip():
-                result = _estimated(line, number, objects, lookup, measured)
+                result = batch.result(line, number)
                 total += 1
                 bad += result["error"] is not None
                 target.write(json_text(result) + "\n")
@@ -113,19 +116,44 @@ def size_batch(cases: str, results: str, *, hub: bool, calibration: str | None, 
     return ExitCode.INVALID if bad and strict else ExitCode.OK
 
 
-def _estimated(line: bytes, number: int, objects: JsonLines, lookup: "Lookup", measured: Calibration) -> dict[str, Any]:
-    try:
-        case: Any = objects.parse(line)
-    except UnreadableTextError as error:
-        return {"id": None, "error": f"line {number}: {error}"}
-    identity = case.get("id") if isinstance(case, dict) else None
-    identity = identity if isinstance(identity, str | int) else None
-    try:
-        return {"id": identity, **size_case(lookup.described(case), measured)}
-    except ValueError as error:
-        return {"id": identity, "error": str(error)}
-    except Exception as error:  # noqa: BLE001  one case must never stop the batch
-        return {"id": identity, "error": f"sizing failed ({type(error).__name__}: {error}); please report this case"}
+class _Batch:
+    """Returns the results of lines. Most lines of a batch differ from others in a few numbers."""
+
+    def __init__(self, lookup: "Lookup", measured: Calibration) -> None:
+        self._lookup, self._sizer = lookup, Sizer(measured)
+        self._objects = JsonLines(_MOST_LINE_BYTES)
+
+    def result(self, line: bytes, number: int) -> dict[str, Any]:
+        """Return the result of a line, which is an error for an invalid line."""
+        texts = self._objects.split(line)
+        alike = None if texts is None else tuple((key, text) for key, text in texts.items() if key not in _VARYING)
+        if texts is not None and (found := self._swept(texts, alike)) is not None:
+            return found
+        try:
+            case: Any = self._objects.parse(line)
+        except UnreadableTextError as error:
+            return {"id": None, "error": f"line {number}: {error}"}
+        identity = _identity(case.get("id")) if isinstance(case, dict) else None
+        try:
+            return {"id": identity, **self._sizer.size(self._lookup.described(case), alike)}
+        except ValueError as error:
+            return {"id": identity, "error": str(error)}
+        except Exception as error:  # noqa: BLE001  one case must never stop the batch
+            message = f"sizing failed ({type(error).__name__}: {error}); please report this case"
+            return {"id": identity, "error": message}
+
+    def _swept(self, texts: dict[str, bytes], alike: Hashable) -> dict[str, Any] | None:
+        """Return the result of a line that is like an earlier one; None if there is none, and for any error."""
+        try:
+            values = {key: self._objects.value(texts[key]) for key in _VARYING if key in texts}
+            result = self._sizer.size_swept(alike, values)
+        except Exception:  # noqa: BLE001  reported when the line is read in full
+            return None
+        return None if result is None else {"id": _identity(values.get("id")), **result}
+
+
+def _identity(value: object) -> str | int | None:
+    return value if isinstance(value, str | int) else None
 
 
 @dataclass
