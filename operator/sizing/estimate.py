@@ -45,6 +45,7 @@ from specdecode_operator.sizing.estimate_fields import (
     CaseError,
     CaseFields,
     find_named_gpu,
+    our_name,
 )
 from specdecode_operator.sizing.families.architectures import geometry_from_config, head_from_config
 from specdecode_operator.sizing.families.draft_heads import unregistered_model
@@ -152,6 +153,9 @@ class Case:
     available_kv_bytes: int | None  # KV cache of each GPU, if it is given and not estimated
     unmodelled: tuple[str, ...]  # A sentence for each key that has an effect that no term counts
     fields: CaseFields  # As given, by our names
+    # Highest max_model_len and max_num_seqs that the other settings allow
+    most_tokens: int
+    most_sequences: int
 
 
 SWEPT: Final = ("max_model_len", "max_num_seqs", "gpu_memory_utilization")
@@ -185,48 +189,49 @@ class Sizer:
             result = sweep.size(case.fields.values)
         except SizingError as error:
             raise CaseError(_KEY_OF.get(error.field, error.field), error.value, error.message) from error
-        if others is not None and all(case.fields.spelled.get(key, key) == key for key in SWEPT):
+        if others is not None and not any(
+            key not in SWEPT and our_name(key, CASE_SPELLINGS) in SWEPT for key in values
+        ):
             self._sweeps.get(others, lambda: sweep)
         return result
 
     def size_swept(self, others: Hashable, values: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the result line of a case with these values of `SWEPT`; None if no case with ``others`` was sized.
+        """Return the result line of a case with these values of `SWEPT` and the other values of an earlier case.
 
-        Raise ValueError for an invalid case; the message of `size` is the one to show.
+        Return None if there is no earlier case. Raise ValueError for invalid values; `size` has the message.
         """
         sweep = self._sweeps.find(others)
         return None if sweep is None else sweep.size(values)
 
 
 class _Sweep:
-    """Cases on a GPU that differ only in `SWEPT` keys."""
+    """Cases on a GPU that differ only in `SWEPT` keys. It keeps no values of the first one."""
 
     def __init__(self, case: Case) -> None:
         if case.device is None:
             raise CaseError("gpu", None, "is missing: name a GPU, or give gpu_total_gib or available_kv_gib")
         if (problem := pair_kernel_problem(case.device.product, case.pair, case.split)) is not None:
             raise problem
-        self._case, self._device = case, case.device
+        self._pair, self._device, self._split, self._unmodelled = case.pair, case.device, case.split, case.unmodelled
         self._defaults = engine_defaults(case.pair.limits.engine_version, case.device)
+        self._most_tokens, self._most_sequences = case.most_tokens, case.most_sequences
         self._reads_length = reads_length(case.pair)
         self._engines: Memo[Engine] = Memo()
 
     def size(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the result line of the case with these values."""
-        case, pair, fields = self._case, self._case.pair, CaseFields(values)
-        tokens = pair.limits.max_num_batched_tokens
-        length = _length(fields, pair.target, pair.limits.engine_version)
-        sequences = _sequences(fields, self._defaults, tokens)
+        """Return the result line of the case with these values, or raise ValueError."""
+        fields, limits = CaseFields(values), self._pair.limits
+        length = _length(fields, self._pair.target, limits.engine_version)
+        sequences = _sequences(fields, self._defaults, limits.max_num_batched_tokens)
         percent = _percent(fields, self._defaults)
-        _reject_length(case.fields, values.get("max_model_len"), pair)
-        _reject_sequences(case.fields, tokens, sequences)
+        _reject_length(fields, self._pair, self._most_tokens)
+        _reject_sequences(fields, sequences, self._most_sequences)
 
         def find() -> Engine:
-            limits = replace(pair.limits, max_model_len=length, max_num_seqs=sequences)
-            return find_engine(replace(pair, limits=limits), self._device, case.split)
+            changed = replace(limits, max_model_len=length, max_num_seqs=sequences)
+            return find_engine(replace(self._pair, limits=changed), self._device, self._split)
 
-        engine = self._engines.get((sequences, length if self._reads_length else None), find)
-        budget = engine.budget(length, percent)
+        budget = self._engines.get((sequences, length if self._reads_length else None), find).budget(length, percent)
         return {
             "verdict": budget.verdict.value,
             "per_gpu": dict(zip(_TERMS, _of_terms(budget), strict=True)),
@@ -236,7 +241,7 @@ class _Sweep:
             **({"uncalibrated": True} if budget.uncalibrated_gpu else {}),
             **({"calibration": budget.calibration} if budget.calibration else {}),
             "error": None,
-            **({"unmodelled": list(case.unmodelled)} if case.unmodelled else {}),
+            **({"unmodelled": list(self._unmodelled)} if self._unmodelled else {}),
         }
 
 
@@ -285,7 +290,11 @@ def read_case(values: Mapping[str, Any], calibration: Calibration = UNCALIBRATED
         calibration=calibration,
         **speculation,
     )
-    _reject_models(fields, speculative, pair, "" if device is None else device.product)
+    most_tokens, most_sequences = _most_tokens(fields, pair), _most_sequences(fields, pair)
+    _reject_models(fields, speculative, pair)
+    _reject_length(fields, pair, most_tokens)
+    _reject_types(fields, pair, "" if device is None else device.product)
+    _reject_sequences(fields, pair.limits.max_num_seqs, most_sequences)
     _reject_settings(fields, pair)
     if speculative is not None:
         _reject_speculation(speculative, pair)
@@ -298,6 +307,8 @@ def read_case(values: Mapping[str, Any], calibration: Calibration = UNCALIBRATED
         available_kv_bytes=None if available_gib is None else gib_to_bytes(available_gib),
         unmodelled=tuple(_unmodelled(fields)),
         fields=fields,
+        most_tokens=most_tokens,
+        most_sequences=most_sequences,
     )
 
 
@@ -528,8 +539,7 @@ def _wanted_precision(fields: CaseFields, geometry: ModelGeometry) -> Precision:
     return precision
 
 
-def _reject_models(fields: CaseFields, speculative: CaseFields | None, pair: Pair, product: str) -> None:
-    """Reject models that vLLM does not load, or not with these lengths and types."""
+def _reject_models(fields: CaseFields, speculative: CaseFields | None, pair: Pair) -> None:
     target, version = pair.target, pair.limits.engine_version
     # model_executor/models/registry.py, _raise_for_unsupported.
     for where, model in ((fields, target), (speculative, pair.draft)):
@@ -537,25 +547,33 @@ def _reject_models(fields: CaseFields, speculative: CaseFields | None, pair: Pai
         if found is not None and found.refused and where is not None:
             key = "model" if where.section("model_config") is None else "model_config"
             raise where.error(key, f"its class {found.architecture} {found.why}: {found.fix}")
-    _reject_length(fields, fields.values.get("max_model_len"), pair)
+
+
+def _reject_types(fields: CaseFields, pair: Pair, product: str) -> None:
     dtype = ENGINE_DTYPES[fields.text("dtype") or Dtype.AUTO]
     for model, precision in pair.served:
         if message := dtype_problem(model, served_precision(model, precision), dtype):
             raise fields.error("dtype", message)
     cache_dtype = fields.text("kv_cache_dtype") or KvCacheDtype.AUTO
-    if message := cache_dtype_problem(target, cache_dtype, version, (product,) if product else ()):
+    products = (product,) if product else ()
+    if message := cache_dtype_problem(pair.target, cache_dtype, pair.limits.engine_version, products):
         raise fields.error("kv_cache_dtype", message)
 
 
-def _reject_length(fields: CaseFields, wanted: int | None, pair: Pair) -> None:
-    """Reject a length that the target does not have (config/model.py, _get_and_verify_max_len)."""
-    name, longest = pair.target.name, longest_sequence(pair.target, pair.limits.engine_version)
-    if wanted is None or wanted <= longest:
-        return
-    config = fields.section("model_config")
-    told = max(_values(config.values, "model_max_length"), default=0) if config else 0
-    says_length = config is None or any(_values(config.values, "max_position_embeddings"))
-    if wanted > told and says_length:
+def _most_tokens(fields: CaseFields, pair: Pair) -> int:
+    """Return the longest request that the engine takes (config/model.py, _get_and_verify_max_len)."""
+    longest, config = longest_sequence(pair.target, pair.limits.engine_version), fields.section("model_config")
+    if config is None:
+        return longest
+    if not any(_values(config.values, "max_position_embeddings")):
+        return _MOST_TOKENS
+    return max([longest, *_values(config.values, "model_max_length")])
+
+
+def _reject_length(fields: CaseFields, pair: Pair, most_tokens: int) -> None:
+    wanted, name, version = fields.values.get("max_model_len"), pair.target.name, pair.limits.engine_version
+    if wanted is not None and wanted > most_tokens:
+        longest = longest_sequence(pair.target, version)
         raise fields.error(
             "max_model_len",
             f"{name} was made for at most {longest} tokens: use that or less, or stretch it by hf_overrides",
@@ -573,7 +591,6 @@ def _values(config: Mapping[str, Any], key: str) -> Iterator[int]:
 
 def _reject_settings(fields: CaseFields, pair: Pair) -> None:
     target = pair.target
-    _reject_sequences(fields, pair.limits.max_num_batched_tokens, pair.limits.max_num_seqs)
     if target.attentions and (fields.values.get("block_size") or 0) % _KERNEL_BLOCK_TOKENS:
         raise fields.error("block_size", f"must be a multiple of {_KERNEL_BLOCK_TOKENS}, as attention on GPUs needs it")
     # config/parallel.py, _validate_parallel_config, and config/model.py, verify_with_parallel_config: ranks of tensor
@@ -596,9 +613,14 @@ def _reject_settings(fields: CaseFields, pair: Pair) -> None:
         raise fields.error(_CONTEXT_KEY, f"must divide the {shared} query heads of each KV head: use such a number")
 
 
-def _reject_sequences(fields: CaseFields, tokens: int, sequences: int) -> None:
+def _most_sequences(fields: CaseFields, pair: Pair) -> int:
     # config/scheduler.py, verify_max_model_len: vLLM lowers its own default, never a value that was set.
-    if fields.values.get("max_num_batched_tokens") is not None and tokens < sequences:
+    given = fields.values.get("max_num_batched_tokens") is not None
+    return pair.limits.max_num_batched_tokens if given else _MOST_REQUESTS
+
+
+def _reject_sequences(fields: CaseFields, sequences: int, most: int) -> None:
+    if sequences > most:
         raise fields.error(
             "max_num_batched_tokens", f"must not be below max_num_seqs, {sequences}: raise it, or lower max_num_seqs"
         )

@@ -1,7 +1,7 @@
 """`specdecode plan --batch`: size many engine configurations, one per line."""
 
-from collections.abc import Hashable
 from dataclasses import dataclass, field
+from hashlib import sha256
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -82,8 +82,6 @@ class BatchOutput(RootModel[CaseOutput | CaseErrorOutput]):
 
 _MOST_LINE_BYTES: Final = 4 * 2**20
 """Maximum size of a line. The largest known config.json, with settings for each expert, has 3 MB."""
-_VARYING: Final = ("id", *SWEPT)
-"""Keys in which a line may differ from an earlier one that is like it."""
 _MOST_NAMED: Final = 5
 """Number of unknown models in the summary on standard error. The results name all of them."""
 
@@ -117,37 +115,39 @@ def size_batch(cases: str, results: str, *, hub: bool, calibration: str | None, 
 
 
 class _Batch:
-    """Returns the results of lines. Most lines of a batch differ from others in a few numbers."""
+    """Sizes lines, most of which differ from an earlier one in a few numbers only."""
 
     def __init__(self, lookup: "Lookup", measured: Calibration) -> None:
         self._lookup, self._sizer = lookup, Sizer(measured)
         self._objects = JsonLines(_MOST_LINE_BYTES)
 
     def result(self, line: bytes, number: int) -> dict[str, Any]:
-        """Return the result of a line, which is an error for an invalid line."""
-        texts = self._objects.split(line)
-        alike = None if texts is None else tuple((key, text) for key, text in texts.items() if key not in _VARYING)
-        if texts is not None and (found := self._swept(texts, alike)) is not None:
-            return found
+        """Return the result of a line, which is an error if the line is invalid."""
+        others = None
+        if (texts := self._objects.split(line)) is not None:
+            numbers: dict[str, bytes] = {key: texts.pop(key) for key in ("id", *SWEPT) if key in texts}
+            others = sha256(b"\0".join(["\0".join(texts).encode(), *texts.values()])).digest()
+            if (found := self._swept(others, numbers)) is not None:
+                return found
         try:
             case: Any = self._objects.parse(line)
         except UnreadableTextError as error:
             return {"id": None, "error": f"line {number}: {error}"}
         identity = _identity(case.get("id")) if isinstance(case, dict) else None
         try:
-            return {"id": identity, **self._sizer.size(self._lookup.described(case), alike)}
+            return {"id": identity, **self._sizer.size(self._lookup.described(case), others)}
         except ValueError as error:
             return {"id": identity, "error": str(error)}
         except Exception as error:  # noqa: BLE001  one case must never stop the batch
             message = f"sizing failed ({type(error).__name__}: {error}); please report this case"
             return {"id": identity, "error": message}
 
-    def _swept(self, texts: dict[str, bytes], alike: Hashable) -> dict[str, Any] | None:
-        """Return the result of a line that is like an earlier one; None if there is none, and for any error."""
+    def _swept(self, others: bytes, texts: dict[str, bytes]) -> dict[str, Any] | None:
+        """Return the result of a line that is like an earlier one; None if there is none, and for invalid values."""
         try:
-            values = {key: self._objects.value(texts[key]) for key in _VARYING if key in texts}
-            result = self._sizer.size_swept(alike, values)
-        except Exception:  # noqa: BLE001  reported when the line is read in full
+            values = {key: self._objects.value(text) for key, text in texts.items()}
+            result = self._sizer.size_swept(others, values)
+        except Exception:  # noqa: BLE001  the line is then read in full, which reports the error
             return None
         return None if result is None else {"id": _identity(values.get("id")), **result}
 

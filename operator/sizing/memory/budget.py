@@ -503,6 +503,7 @@ class Engine(NamedTuple):
         needed = full_length if available < full_length else max(full_length, states)
         margin, estimated = self.margins[tightest]
         slack = _free_outside_bytes(total, requested, self.uncharged_bytes)
+        term: Term | None = None
         if rank.target_bytes + rank.draft_bytes >= requested:
             term = Term.WEIGHTS
         elif available <= 0:
@@ -513,8 +514,8 @@ class Engine(NamedTuple):
             term = Term.UTILIZATION
         elif available - needed < margin:
             term = Term.MARGIN
-        else:
-            term = Term.SLACK if slack < self.overrun_bytes else None
+        elif slack < self.overrun_bytes:
+            term = Term.SLACK
         return Budget(
             total_bytes=total,
             requested_bytes=requested,
