@@ -189,9 +189,9 @@ class Sizer:
             result = sweep.size(case.fields.values)
         except SizingError as error:
             raise CaseError(_KEY_OF.get(error.field, error.field), error.value, error.message) from error
-        if others is not None and not any(
-            key not in SWEPT and our_name(key, CASE_SPELLINGS) in SWEPT for key in values
-        ):
+        # A swept key in another spelling is one of the others.
+        aliases = (key for key in values if key not in SWEPT and our_name(key, CASE_SPELLINGS) in SWEPT)
+        if others is not None and not any(aliases):
             self._sweeps.get(others, lambda: sweep)
         return result
 

@@ -110,7 +110,7 @@ class CaseFields:
 
 
 def our_name(key: str, spellings: Mapping[str, str]) -> str | None:
-    """Return our name of a key, or None. Keys may be spelled as in Python, JSON or on the command line: --max-num-seqs."""
+    """Return our name of a key that may be spelled as in Python, JSON or on the command line; None for other keys."""
     return spellings.get(key) or spellings.get(_plain(key))
 
 
