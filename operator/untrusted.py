@@ -212,10 +212,9 @@ class JsonLines:
             found = self._split.decode(line)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             return None
-        keys = "".join(found)
         # A duplicate key has a comma that is in no value and does not separate two of them.
         commas = b"".join(found.values()).count(b",") + len(found) - 1
-        if "," in keys or not keys.isprintable() or (found and line.count(b",") != commas):
+        if line.count(b",") != commas or not "".join(found).isprintable():
             return None
         return {key: bytes(text) for key, text in found.items()}
 
