@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pydantic import RootModel
 
-from specdecode_operator.cli.input_files import read_calibration
 from specdecode_operator.cli.options import ExitCode, ended, hub_models
 from specdecode_operator.cli.outputs import Output, json_text
 from specdecode_operator.cli.terminal import say_line
-from specdecode_operator.cli.text_files import DocumentError, opened_line_files
+from specdecode_operator.cli.text_files import DocumentError, opened_line_files, read_calibration
 from specdecode_operator.deployment.models.checkpoint_reader import CheckpointError
 from specdecode_operator.problems import shown
 from specdecode_operator.sizing.calibration import Calibration
