@@ -135,7 +135,9 @@ def parse_json_values(text: str | bytes, most_bytes: int = MAX_BYTES) -> Iterato
         level = [value]
         for _ in range(MAX_DEPTH):
             level = [inner for inner in inner_values(level) if isinstance(inner, dict | list)]
-        if level:
+            if not level:
+                break
+        else:
             raise too_deep
         yield value
         position = _after_space(text, end)
@@ -174,8 +176,6 @@ _CACHED_BYTES: Final = 8 * 2**20
 """Text behind the values that `JsonLines` keeps; as Python objects it is ten times as large."""
 _ENTRY_BYTES: Final = 100
 """Overhead of one kept value."""
-_USUAL_FORMS: Final = ((b", ", b'"%b": %b'), (b",", b'"%b":%b'))
-"""Separators of JSON that Python writes, and of compact JSON."""
 
 
 class SharedObject(dict[str, Any]):
@@ -195,28 +195,33 @@ class JsonLines:
 
     def parse(self, line: str | bytes) -> Any:
         """Return the value of a line; raise UnreadableTextError as `parse_json`."""
-        parts = self._parts(line.strip()) if isinstance(line, bytes) else None
-        if parts is None:
+        texts = self.split(line) if isinstance(line, bytes) else None
+        if texts is None:
             return parse_json(line, self._most_line_bytes)
-        return {key: self._value(text) for key, text in parts}
+        return {key: self.value(text) for key, text in texts.items()}
 
-    def _parts(self, line: bytes) -> list[tuple[str, bytes]] | None:
-        """Return keys and texts of an object; None for other values, duplicate keys and unusual formats."""
+    def split(self, line: bytes) -> dict[str, bytes] | None:
+        """Return the text of each value of an object; None for lines that only `parse` reads, such as invalid ones.
+
+        The values may be invalid.
+        """
+        line = line.strip()
         if len(line) > self._most_line_bytes:
             return None
         try:
             found = self._split.decode(line)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             return None
-        parts = [(key, bytes(text)) for key, text in found.items()]
-        # A line with a duplicate key does not consist of each part once.
-        usual = any(
-            line == b"{%b}" % separator.join([form % (key.encode(), text) for key, text in parts])
-            for separator, form in _USUAL_FORMS
-        )
-        return parts if usual and "".join(found).isprintable() else None
+        # A duplicate key has a comma that is in no value and does not separate two of them.
+        commas = b"".join(found.values()).count(b",") + len(found) - 1
+        if line.count(b",") != commas or not "".join(found).isprintable():
+            return None
+        return {key: bytes(text) for key, text in found.items()}
 
-    def _value(self, text: bytes) -> Any:
+    def value(self, text: bytes) -> Any:
+        """Return the value of a text that `split` returned; raise UnreadableTextError as `parse_json`."""
+        if text.isdigit() and len(text) <= MOST_DIGITS:
+            return int(text)
         if text in self._known:
             return self._known[text]
         value = parse_json(text, self._most_line_bytes)

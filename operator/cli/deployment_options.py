@@ -1,21 +1,17 @@
 """Options that describe a SpecDecodeDeployment, for `plan` without YAML and for `init`."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, fields
 from inspect import Parameter, Signature, signature
 from math import isclose
-from typing import Annotated, Any, Final, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 
 import typer
 
-from specdecode_operator.api.base import API_VERSION
-from specdecode_operator.api.deployment import KIND
-from specdecode_operator.api.deployment_rules import NAME_MAX_LENGTH
 from specdecode_operator.cli import completion
-from specdecode_operator.cli.input_files import Document, Reading, foreign_converter, read_deployments
 from specdecode_operator.cli.options import HiddenName, VersionOption
 from specdecode_operator.cli.text_files import DocumentError
 from specdecode_operator.enums import Method
@@ -23,6 +19,9 @@ from specdecode_operator.sizing.catalogue import drafts_by
 from specdecode_operator.sizing.devices import product_of_memory
 from specdecode_operator.sizing.estimate_fields import CaseError, find_named_gpu
 from specdecode_operator.vllm.profiles import UnknownEngineVersionError, find_profile
+
+if TYPE_CHECKING:
+    from specdecode_operator.cli.input_files import Document
 
 _PANELS: Final = {
     "Model": ("file", "batch", "model", "quantization", "model_config", "facts", "hub"),
@@ -168,8 +167,14 @@ class Description:
         """The first --gpu that is a memory size; None if all are products."""
         return next((gpu for gpu in self.gpu or () if product_of_memory(gpu)), None)
 
-    def document(self, name: str | None = None, namespace: str | None = None) -> Document:
+    def document(self, name: str | None = None, namespace: str | None = None) -> "Document":
         """Return the described object, with only the fields that are set. It is named after the target by default."""
+        # A batch has no objects, and importing the kinds takes longer than sizing 1,000 lines.
+        from specdecode_operator.api.base import API_VERSION  # noqa: PLC0415
+        from specdecode_operator.api.deployment import KIND  # noqa: PLC0415
+        from specdecode_operator.api.deployment_rules import NAME_MAX_LENGTH  # noqa: PLC0415
+        from specdecode_operator.cli.input_files import Document  # noqa: PLC0415
+
         if self.model is None:
             raise DocumentError("--model is missing: set the target model, or pass a file with -f")
         image = None
@@ -239,34 +244,3 @@ def _in_panel(parameter: Parameter) -> Parameter:
     option = copy(parameter.annotation.__metadata__[0])
     option.rich_help_panel = panel
     return parameter.replace(annotation=Annotated[parameter.annotation.__origin__, option])
-
-
-def described_or_read(description: Description, files: Sequence[str]) -> Reading:
-    """Return the object that the options describe or, without such options, the objects in the files."""
-    with_files = Description(gpu=description.gpu, engine_version=description.engine_version)
-    if description.is_empty or (files and description == with_files):
-        return _with_version(
-            read_deployments(files, foreign_converter(description.engine_version)), description.engine_version
-        )
-    if files:
-        why = f"options that describe an object cannot be combined with files ({files[0]}): use one or the other"
-        return Reading((), (DocumentError(why),))
-    try:
-        return Reading((description.document(),), ())
-    except DocumentError as error:
-        return Reading((), (error,))
-
-
-def _with_version(reading: Reading, version: str | None) -> Reading:
-    """Reject --engine-version for our own objects, which have a field for it."""
-    ours = next((each for each in reading.documents if each.foreign is None), None)
-    if version is None:
-        return reading
-    try:
-        find_profile(version)
-    except UnknownEngineVersionError as error:
-        return Reading((), (DocumentError(f"--engine-version: {version}: {error.problem.message}"),))
-    if ours is None:
-        return reading
-    why = f"--engine-version: {version}: {ours.name} ({ours.place}) has spec.engine.version: set it there"
-    return Reading((), (DocumentError(why),))

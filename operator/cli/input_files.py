@@ -10,7 +10,14 @@ from specdecode_operator.api.base import API_VERSION, GROUP, Body
 from specdecode_operator.api.capture import KIND as CAPTURE
 from specdecode_operator.api.deployment import KIND
 from specdecode_operator.api.training import KIND as TRAINING
-from specdecode_operator.cli.text_files import STANDARD_INPUT, DocumentError, first_errors, place_of, read_text
+from specdecode_operator.cli.text_files import (
+    STANDARD_INPUT,
+    DocumentError,
+    first_errors,
+    place_of,
+    read_calibration,
+    read_text,
+)
 from specdecode_operator.cluster.device_slices import DeviceInventory, read_inventory
 from specdecode_operator.cluster.nodes import NodeFacts, node_facts
 from specdecode_operator.cluster.resources import DEVICE_CLASS, RESOURCE_SLICE
@@ -24,7 +31,7 @@ from specdecode_operator.deployment.models.checkpoint_reader import (
 )
 from specdecode_operator.deployment.models.facts_files import FactsFileError, facts_in, held_twice
 from specdecode_operator.problems import printable, shown, shown_or_missing
-from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration, CalibrationError, parse_calibration
+from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration
 from specdecode_operator.sizing.estimate_fields import full_product
 from specdecode_operator.sizing.startup_time import UNKNOWN_RATES, Rates
 from specdecode_operator.untrusted import UnreadableTextError, mapping
@@ -348,16 +355,6 @@ def _models(spec: Any) -> Iterator[tuple[str, bool]]:
         for each in (model, *(checkpoints if isinstance(checkpoints, list) else [])):
             if isinstance(each, dict) and isinstance(each.get("model"), str):
                 yield each["model"], each.get("config") is not None
-
-
-def read_calibration(file: str | None) -> Calibration:
-    """Read a calibration file; return an empty calibration without a file."""
-    if file is None:
-        return UNCALIBRATED
-    try:
-        return parse_calibration(read_text(file))
-    except CalibrationError as error:
-        raise DocumentError(f"{file}: {error}") from error
 
 
 def _read(source: str, kinds: Sequence[str]) -> Iterator[Found]:

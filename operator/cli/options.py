@@ -131,6 +131,15 @@ class TextOrJson(StrEnum):
     JSON = "json"
 
 
+class PlanForm(StrEnum):
+    """Output format of `plan`."""
+
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
+    MARKDOWN = "markdown"
+
+
 class TableOrData(StrEnum):
     """Output format."""
 

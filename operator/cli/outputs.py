@@ -6,6 +6,7 @@ Control characters in untrusted text are escaped.
 import json
 import re
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any, Final, Literal, TypeVar
 
 import typer
@@ -88,12 +89,18 @@ def print_json(value: Any) -> None:
 
 def json_text(value: Any, indent: int | None = None) -> str:
     """Return a value as JSON, with non-printable characters escaped."""
-    return printable_json(json.dumps(value, indent=indent, ensure_ascii=False))
+    return printable_json(_encoder(indent).encode(value))
+
+
+@cache
+def _encoder(indent: int | None) -> json.JSONEncoder:
+    # json.dumps makes one for each call.
+    return json.JSONEncoder(indent=indent, ensure_ascii=False)
 
 
 def printable_json(text: str) -> str:
     """Escape non-printable characters in JSON; the values stay the same."""
-    if _is_printable(text):
+    if text.isprintable() or _is_printable(text):
         return text
     # Outside strings, the only such character is the line break.
     return "".join(each if each == "\n" or each.isprintable() else json.dumps(each)[1:-1] for each in text)

@@ -16,6 +16,7 @@ from typing import BinaryIO, Final, TextIO
 
 from specdecode_operator.cli.options import fail
 from specdecode_operator.problems import printable
+from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration, CalibrationError, parse_calibration
 from specdecode_operator.untrusted import MAX_BYTES, too_large
 
 STANDARD_INPUT: Final = "-"
@@ -69,6 +70,16 @@ def read_text(file: str) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DocumentError(f"{place_of(file)}: is not UTF-8 text: use a YAML or JSON file") from error
+
+
+def read_calibration(file: str | None) -> Calibration:
+    """Read a calibration file; return an empty calibration without a file."""
+    if file is None:
+        return UNCALIBRATED
+    try:
+        return parse_calibration(read_text(file))
+    except CalibrationError as error:
+        raise DocumentError(f"{file}: {error}") from error
 
 
 @contextmanager

@@ -6,10 +6,11 @@ sized. `unmodelled` lists settings that are accepted and do not change the resul
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from functools import partial
+from functools import lru_cache, partial
+from operator import attrgetter
 from typing import Any, Final
 
 from specdecode_operator.enums import (
@@ -44,6 +45,7 @@ from specdecode_operator.sizing.estimate_fields import (
     CaseError,
     CaseFields,
     find_named_gpu,
+    our_name,
 )
 from specdecode_operator.sizing.families.architectures import geometry_from_config, head_from_config
 from specdecode_operator.sizing.families.draft_heads import unregistered_model
@@ -62,7 +64,7 @@ from specdecode_operator.sizing.kernel_support import (
     pair_kernel_problem,
     served_precision,
 )
-from specdecode_operator.sizing.memory.budget import Verdict, estimate, refuse_bad_split
+from specdecode_operator.sizing.memory.budget import Engine, Verdict, find_engine, reads_length, refuse_bad_split
 from specdecode_operator.sizing.memory.kv_cache import blocks_for, cache_layout, pool_blocks, pool_capacity
 from specdecode_operator.sizing.pair import (
     NO_LENGTH,
@@ -75,7 +77,7 @@ from specdecode_operator.sizing.pair import (
     vocabulary_mismatch,
 )
 from specdecode_operator.sizing.plan import matching_drafts
-from specdecode_operator.sizing.result_cache import ContentMemo
+from specdecode_operator.sizing.result_cache import MEMO_SIZE, ContentMemo, Memo
 from specdecode_operator.sizing.version_rules import (
     NEWEST_VERSION,
     Runner,
@@ -138,6 +140,7 @@ _TERMS: Final = (
     "available_kv",
 )
 """Keys of per_gpu; the attributes of the budget end with `_bytes`."""
+_of_terms: Final = attrgetter(*(f"{term}_bytes" for term in _TERMS))
 
 
 @dataclass(frozen=True)
@@ -149,36 +152,97 @@ class Case:
     split: Parallelism
     available_kv_bytes: int | None  # KV cache of each GPU, if it is given and not estimated
     unmodelled: tuple[str, ...]  # A sentence for each key that has an effect that no term counts
+    fields: CaseFields  # As given, by our names
+    # Highest max_model_len and max_num_seqs that the other settings allow
+    most_tokens: int
+    most_sequences: int
+
+
+SWEPT: Final = ("max_model_len", "max_num_seqs", "gpu_memory_utilization")
+"""Keys of the numbers that differ between most cases of a batch."""
 
 
 def size_case(values: object, calibration: Calibration = UNCALIBRATED) -> dict[str, Any]:
     """Return the result line of a case, without its id, or raise CaseError; measurements correct its estimates."""
-    if not isinstance(values, dict):
-        raise CaseError("case", values, "must be a JSON object")
-    try:
-        case = read_case(values, calibration)
-        result = _estimated(case) if case.available_kv_bytes is None else _kv_result(case, case.available_kv_bytes)
-    except SizingError as error:
-        raise CaseError(_KEY_OF.get(error.field, error.field), error.value, error.message) from error
-    return {**result, "unmodelled": list(case.unmodelled)} if case.unmodelled else result
+    return Sizer(calibration).size(values)
 
 
-def _estimated(case: Case) -> dict[str, Any]:
-    if case.device is None:
-        raise CaseError("gpu", None, "is missing: name a GPU, or give gpu_total_gib or available_kv_gib")
-    if (problem := pair_kernel_problem(case.device.product, case.pair, case.split)) is not None:
-        raise problem
-    budget = estimate(case.pair, case.device, case.split)
-    return {
-        "verdict": budget.verdict.value,
-        "per_gpu": {term: getattr(budget, f"{term}_bytes") for term in _TERMS},
-        "margin_bytes": budget.margin_bytes,
-        "kv_cache_tokens": budget.kv_cache_tokens,
-        "max_concurrency": budget.max_concurrency,
-        **({"uncalibrated": True} if budget.uncalibrated_gpu else {}),
-        **({"calibration": budget.calibration} if budget.calibration else {}),
-        "error": None,
-    }
+class Sizer:
+    """Sizes the cases of a batch. What cases have in common that differ only in `SWEPT` keys is computed once."""
+
+    def __init__(self, calibration: Calibration = UNCALIBRATED) -> None:
+        self._calibration = calibration
+        self._sweeps: Memo[_Sweep] = Memo()
+
+    def size(self, values: object, others: Hashable = None) -> dict[str, Any]:
+        """Return the result line of a case, without its id, or raise CaseError.
+
+        ``others`` identifies the values of all keys but `SWEPT` for `size_swept`.
+        """
+        if not isinstance(values, dict):
+            raise CaseError("case", values, "must be a JSON object")
+        try:
+            case = read_case(values, self._calibration)
+            if case.available_kv_bytes is not None:
+                return _kv_result(case, case.available_kv_bytes)
+            sweep = _Sweep(case)
+            result = sweep.size(case.fields.values)
+        except SizingError as error:
+            raise CaseError(_KEY_OF.get(error.field, error.field), error.value, error.message) from error
+        # A swept key in another spelling is one of the others.
+        aliases = (key for key in values if key not in SWEPT and our_name(key, CASE_SPELLINGS) in SWEPT)
+        if others is not None and not any(aliases):
+            self._sweeps.get(others, lambda: sweep)
+        return result
+
+    def size_swept(self, others: Hashable, values: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the result line of a case with these values of `SWEPT` and the other values of an earlier case.
+
+        Return None if there is no earlier case. Raise ValueError for invalid values; `size` has the message.
+        """
+        sweep = self._sweeps.find(others)
+        return None if sweep is None else sweep.size(values)
+
+
+class _Sweep:
+    """Cases on a GPU that differ only in `SWEPT` keys. It keeps no values of the first one."""
+
+    def __init__(self, case: Case) -> None:
+        if case.device is None:
+            raise CaseError("gpu", None, "is missing: name a GPU, or give gpu_total_gib or available_kv_gib")
+        if (problem := pair_kernel_problem(case.device.product, case.pair, case.split)) is not None:
+            raise problem
+        self._pair, self._device, self._split, self._unmodelled = case.pair, case.device, case.split, case.unmodelled
+        self._defaults = engine_defaults(case.pair.limits.engine_version, case.device)
+        self._most_tokens, self._most_sequences = case.most_tokens, case.most_sequences
+        self._reads_length = reads_length(case.pair)
+        self._engines: Memo[Engine] = Memo()
+
+    def size(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the result line of the case with these values, or raise ValueError."""
+        fields, limits = CaseFields(values), self._pair.limits
+        length = _length(fields, self._pair.target, limits.engine_version)
+        sequences = _sequences(fields, self._defaults, limits.max_num_batched_tokens)
+        percent = _percent(fields, self._defaults)
+        _reject_length(fields, self._pair, self._most_tokens)
+        _reject_sequences(fields, sequences, self._most_sequences)
+
+        def find() -> Engine:
+            changed = replace(limits, max_model_len=length, max_num_seqs=sequences)
+            return find_engine(replace(self._pair, limits=changed), self._device, self._split)
+
+        budget = self._engines.get((sequences, length if self._reads_length else None), find).budget(length, percent)
+        return {
+            "verdict": budget.verdict.value,
+            "per_gpu": dict(zip(_TERMS, _of_terms(budget), strict=True)),
+            "margin_bytes": budget.margin_bytes,
+            "kv_cache_tokens": budget.kv_cache_tokens,
+            "max_concurrency": budget.max_concurrency,
+            **({"uncalibrated": True} if budget.uncalibrated_gpu else {}),
+            **({"calibration": budget.calibration} if budget.calibration else {}),
+            "error": None,
+            **({"unmodelled": list(self._unmodelled)} if self._unmodelled else {}),
+        }
 
 
 def _kv_result(case: Case, available_bytes: int) -> dict[str, Any]:
@@ -195,6 +259,7 @@ def _kv_result(case: Case, available_bytes: int) -> dict[str, Any]:
         "kv_cache_tokens": capacity.tokens,
         "max_concurrency": capacity.max_concurrency,
         "error": None,
+        **({"unmodelled": list(case.unmodelled)} if case.unmodelled else {}),
     }
 
 
@@ -225,7 +290,11 @@ def read_case(values: Mapping[str, Any], calibration: Calibration = UNCALIBRATED
         calibration=calibration,
         **speculation,
     )
-    _reject_models(fields, speculative, pair, "" if device is None else device.product)
+    most_tokens, most_sequences = _most_tokens(fields, pair), _most_sequences(fields, pair)
+    _reject_models(fields, speculative, pair)
+    _reject_length(fields, pair, most_tokens)
+    _reject_types(fields, pair, "" if device is None else device.product)
+    _reject_sequences(fields, pair.limits.max_num_seqs, most_sequences)
     _reject_settings(fields, pair)
     if speculative is not None:
         _reject_speculation(speculative, pair)
@@ -237,6 +306,9 @@ def read_case(values: Mapping[str, Any], calibration: Calibration = UNCALIBRATED
         ),
         available_kv_bytes=None if available_gib is None else gib_to_bytes(available_gib),
         unmodelled=tuple(_unmodelled(fields)),
+        fields=fields,
+        most_tokens=most_tokens,
+        most_sequences=most_sequences,
     )
 
 
@@ -288,24 +360,16 @@ def engine_defaults(vllm_version: str, device: Device | None) -> EngineDefaults:
 def _limits(fields: CaseFields, target: ModelGeometry, version: str, device: Device | None) -> EngineLimits:
     defaults = engine_defaults(version, device)
     batched_tokens = fields.whole("max_num_batched_tokens", _MOST_TOKENS) or defaults.max_num_batched_tokens
-    if fields.values.get("max_model_len") is None and says_no_length(target):
-        raise fields.error("max_model_len", NO_LENGTH)
     return EngineLimits(
-        max_model_len=fields.whole("max_model_len", _MOST_TOKENS) or longest_sequence(target, version),
-        # vLLM lowers its own default, never a value that was set.
-        max_num_seqs=fields.whole("max_num_seqs", _MOST_REQUESTS) or min(defaults.max_num_seqs, batched_tokens),
+        max_model_len=_length(fields, target, version),
+        max_num_seqs=_sequences(fields, defaults, batched_tokens),
         max_num_batched_tokens=batched_tokens,
         dtype_bytes=DTYPE_BYTES[ENGINE_DTYPES[_choice(fields, "dtype", ENGINE_DTYPES) or Dtype.AUTO]],
         block_size=fields.whole("block_size", _MOST_BLOCK_TOKENS) or defaults.block_size,
         kv_cache_element_bytes=_KV_ELEMENT_BYTES[
             _choice(fields, "kv_cache_dtype", _KV_ELEMENT_BYTES) or KvCacheDtype.AUTO
         ],
-        memory_utilization_percent=(
-            defaults.utilization_percent
-            if (given := fields.number("gpu_memory_utilization", 1.0)) is None
-            # 0.29 is 29 percent; the float product would be 28.999999999999996.
-            else float(Decimal(str(given)) * 100)
-        ),
+        memory_utilization_percent=_percent(fields, defaults),
         enforce_eager=fields.flag("enforce_eager"),
         compiles_anew=not fields.flag("warm_compile_cache"),
         min_concurrency=fields.whole("min_concurrency", _MOST_REQUESTS) or 1,
@@ -313,6 +377,28 @@ def _limits(fields: CaseFields, target: ModelGeometry, version: str, device: Dev
         prefix_caching=fields.flag("enable_prefix_caching", default=caches_prefixes(version)),
         **_graph_settings(fields),
     )
+
+
+def _length(fields: CaseFields, target: ModelGeometry, version: str) -> int:
+    if fields.values.get("max_model_len") is None and says_no_length(target):
+        raise fields.error("max_model_len", NO_LENGTH)
+    return fields.whole("max_model_len", _MOST_TOKENS) or longest_sequence(target, version)
+
+
+def _sequences(fields: CaseFields, defaults: EngineDefaults, batched_tokens: int) -> int:
+    # vLLM lowers its own default, never a value that was set.
+    return fields.whole("max_num_seqs", _MOST_REQUESTS) or min(defaults.max_num_seqs, batched_tokens)
+
+
+def _percent(fields: CaseFields, defaults: EngineDefaults) -> float:
+    given = fields.number("gpu_memory_utilization", 1.0)
+    return defaults.utilization_percent if given is None else _percent_of(given)
+
+
+@lru_cache(maxsize=MEMO_SIZE)
+def _percent_of(share: float) -> float:
+    # 0.29 is 29 percent; the float product would be 28.999999999999996.
+    return float(Decimal(str(share)) * 100)
 
 
 def _graph_settings(fields: CaseFields) -> dict[str, Any]:
@@ -453,8 +539,7 @@ def _wanted_precision(fields: CaseFields, geometry: ModelGeometry) -> Precision:
     return precision
 
 
-def _reject_models(fields: CaseFields, speculative: CaseFields | None, pair: Pair, product: str) -> None:
-    """Reject models that vLLM does not load, or not with these lengths and types."""
+def _reject_models(fields: CaseFields, speculative: CaseFields | None, pair: Pair) -> None:
     target, version = pair.target, pair.limits.engine_version
     # model_executor/models/registry.py, _raise_for_unsupported.
     for where, model in ((fields, target), (speculative, pair.draft)):
@@ -462,24 +547,37 @@ def _reject_models(fields: CaseFields, speculative: CaseFields | None, pair: Pai
         if found is not None and found.refused and where is not None:
             key = "model" if where.section("model_config") is None else "model_config"
             raise where.error(key, f"its class {found.architecture} {found.why}: {found.fix}")
-    # config/model.py, _get_and_verify_max_len.
-    wanted, longest = fields.values.get("max_model_len"), longest_sequence(target, version)
-    if wanted is not None and wanted > longest:
-        config = fields.section("model_config")
-        told = max(_values(config.values, "model_max_length"), default=0) if config else 0
-        says_length = config is None or any(_values(config.values, "max_position_embeddings"))
-        if wanted > told and says_length:
-            raise fields.error(
-                "max_model_len",
-                f"{target.name} was made for at most {longest} tokens: use that or less, or stretch it by hf_overrides",
-            )
+
+
+def _reject_types(fields: CaseFields, pair: Pair, product: str) -> None:
     dtype = ENGINE_DTYPES[fields.text("dtype") or Dtype.AUTO]
     for model, precision in pair.served:
         if message := dtype_problem(model, served_precision(model, precision), dtype):
             raise fields.error("dtype", message)
     cache_dtype = fields.text("kv_cache_dtype") or KvCacheDtype.AUTO
-    if message := cache_dtype_problem(target, cache_dtype, version, (product,) if product else ()):
+    products = (product,) if product else ()
+    if message := cache_dtype_problem(pair.target, cache_dtype, pair.limits.engine_version, products):
         raise fields.error("kv_cache_dtype", message)
+
+
+def _most_tokens(fields: CaseFields, pair: Pair) -> int:
+    """Return the longest request that the engine takes (config/model.py, _get_and_verify_max_len)."""
+    longest, config = longest_sequence(pair.target, pair.limits.engine_version), fields.section("model_config")
+    if config is None:
+        return longest
+    if not any(_values(config.values, "max_position_embeddings")):
+        return _MOST_TOKENS
+    return max([longest, *_values(config.values, "model_max_length")])
+
+
+def _reject_length(fields: CaseFields, pair: Pair, most_tokens: int) -> None:
+    wanted, name, version = fields.values.get("max_model_len"), pair.target.name, pair.limits.engine_version
+    if wanted is not None and wanted > most_tokens:
+        longest = longest_sequence(pair.target, version)
+        raise fields.error(
+            "max_model_len",
+            f"{name} was made for at most {longest} tokens: use that or less, or stretch it by hf_overrides",
+        )
 
 
 def _values(config: Mapping[str, Any], key: str) -> Iterator[int]:
@@ -492,12 +590,7 @@ def _values(config: Mapping[str, Any], key: str) -> Iterator[int]:
 
 
 def _reject_settings(fields: CaseFields, pair: Pair) -> None:
-    sequences, tokens, target = pair.limits.max_num_seqs, pair.limits.max_num_batched_tokens, pair.target
-    # config/scheduler.py, verify_max_model_len: vLLM lowers its own default, never a value that was set.
-    if fields.values.get("max_num_batched_tokens") is not None and tokens < sequences:
-        raise fields.error(
-            "max_num_batched_tokens", f"must not be below max_num_seqs, {sequences}: raise it, or lower max_num_seqs"
-        )
+    target = pair.target
     if target.attentions and (fields.values.get("block_size") or 0) % _KERNEL_BLOCK_TOKENS:
         raise fields.error("block_size", f"must be a multiple of {_KERNEL_BLOCK_TOKENS}, as attention on GPUs needs it")
     # config/parallel.py, _validate_parallel_config, and config/model.py, verify_with_parallel_config: ranks of tensor
@@ -518,6 +611,19 @@ def _reject_settings(fields: CaseFields, pair: Pair) -> None:
     if all((mixer.num_heads // mixer.num_kv_heads) % ranks for mixer in heads):
         shared = heads[0].num_heads // heads[0].num_kv_heads
         raise fields.error(_CONTEXT_KEY, f"must divide the {shared} query heads of each KV head: use such a number")
+
+
+def _most_sequences(fields: CaseFields, pair: Pair) -> int:
+    # config/scheduler.py, verify_max_model_len: vLLM lowers its own default, never a value that was set.
+    given = fields.values.get("max_num_batched_tokens") is not None
+    return pair.limits.max_num_batched_tokens if given else _MOST_REQUESTS
+
+
+def _reject_sequences(fields: CaseFields, sequences: int, most: int) -> None:
+    if sequences > most:
+        raise fields.error(
+            "max_num_batched_tokens", f"must not be below max_num_seqs, {sequences}: raise it, or lower max_num_seqs"
+        )
 
 
 def _reject_speculation(speculative: CaseFields, pair: Pair) -> None:

@@ -40,16 +40,14 @@ class CaseFields:
     def named(self, spellings: Mapping[str, str], remarks: Container[str] = ()) -> "CaseFields":
         """Return the values by our names, given all their spellings; remarks are omitted.
 
-        Names may be spelled as in Python, JSON or the command line: tensor_parallel_size, --tensor-parallel-size. Raise
-        CaseError for an unknown key, and for two keys that contradict each other.
+        Raise CaseError for an unknown key, and for two keys that contradict each other.
         """
         if all(spellings.get(key) == key for key in self.values):
             return self
         values: dict[str, Any] = {}
         spelled: dict[str, str] = {}
         for key, value in self.values.items():
-            plain = key.removeprefix("--").replace("-", "_")
-            name = spellings.get(key) or spellings.get(plain)
+            name, plain = our_name(key, spellings), _plain(key)
             if name is None:
                 if plain not in remarks:
                     meant = difflib.get_close_matches(plain, spellings, n=1, cutoff=_CLOSE)
@@ -109,6 +107,15 @@ class CaseFields:
     def error(self, key: str, message: str) -> CaseError:
         """Return an error about a key."""
         return CaseError(f"{self.prefix}{self.spelled.get(key, key)}", self.values.get(key), message)
+
+
+def our_name(key: str, spellings: Mapping[str, str]) -> str | None:
+    """Return our name of a key that may be spelled as in Python, JSON or on the command line; None for other keys."""
+    return spellings.get(key) or spellings.get(_plain(key))
+
+
+def _plain(key: str) -> str:
+    return key.removeprefix("--").replace("-", "_")
 
 
 def _kind(value: object) -> type:

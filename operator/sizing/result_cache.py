@@ -27,12 +27,17 @@ class Memo(Generic[_Made]):
 
     def get(self, key: Hashable, make: Callable[[], _Made]) -> _Made:
         """Return the cached result of a key, or make it."""
+        if (made := self.find(key)) is None:
+            made = self._made[key] = make()
+            if len(self._made) > MEMO_SIZE:
+                self._made.pop(next(iter(self._made)), None)
+        return made
+
+    def find(self, key: Hashable) -> _Made | None:
+        """Return the cached result of a key, if there is one."""
         # Threads may call at once; the last used key is at the end.
-        if (made := self._made.pop(key, None)) is None:
-            made = make()
-        self._made[key] = made
-        if len(self._made) > MEMO_SIZE:
-            self._made.pop(next(iter(self._made)), None)
+        if (made := self._made.pop(key, None)) is not None:
+            self._made[key] = made
         return made
 
     def cache_clear(self) -> None:

@@ -1,21 +1,21 @@
 """`specdecode plan --batch`: size many engine configurations, one per line."""
 
 from dataclasses import dataclass, field
+from hashlib import sha256
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pydantic import RootModel
 
-from specdecode_operator.cli.input_files import read_calibration
 from specdecode_operator.cli.options import ExitCode, ended, hub_models
 from specdecode_operator.cli.outputs import Output, json_text
 from specdecode_operator.cli.terminal import say_line
-from specdecode_operator.cli.text_files import DocumentError, opened_line_files
+from specdecode_operator.cli.text_files import DocumentError, opened_line_files, read_calibration
 from specdecode_operator.deployment.models.checkpoint_reader import CheckpointError
 from specdecode_operator.problems import shown
 from specdecode_operator.sizing.calibration import Calibration
 from specdecode_operator.sizing.catalogue import find_entry
-from specdecode_operator.sizing.estimate import size_case
+from specdecode_operator.sizing.estimate import SWEPT, Sizer
 from specdecode_operator.untrusted import JsonLines, UnreadableTextError
 
 if TYPE_CHECKING:
@@ -94,10 +94,10 @@ def size_batch(cases: str, results: str, *, hub: bool, calibration: str | None, 
         measured = read_calibration(calibration)
     lookup, total, bad = Lookup(hub_models(wanted=hub)), 0, 0
     with opened_line_files(cases, results, _MOST_LINE_BYTES, "--batch") as (lines, target):
-        objects = JsonLines(_MOST_LINE_BYTES)
+        batch = _Batch(lookup, measured)
         for number, line in enumerate(lines, start=1):
             if line.strip():
-                result = _estimated(line, number, objects, lookup, measured)
+                result = batch.result(line, number)
                 total += 1
                 bad += result["error"] is not None
                 target.write(json_text(result) + "\n")
@@ -113,19 +113,46 @@ def size_batch(cases: str, results: str, *, hub: bool, calibration: str | None, 
     return ExitCode.INVALID if bad and strict else ExitCode.OK
 
 
-def _estimated(line: bytes, number: int, objects: JsonLines, lookup: "Lookup", measured: Calibration) -> dict[str, Any]:
-    try:
-        case: Any = objects.parse(line)
-    except UnreadableTextError as error:
-        return {"id": None, "error": f"line {number}: {error}"}
-    identity = case.get("id") if isinstance(case, dict) else None
-    identity = identity if isinstance(identity, str | int) else None
-    try:
-        return {"id": identity, **size_case(lookup.described(case), measured)}
-    except ValueError as error:
-        return {"id": identity, "error": str(error)}
-    except Exception as error:  # noqa: BLE001  one case must never stop the batch
-        return {"id": identity, "error": f"sizing failed ({type(error).__name__}: {error}); please report this case"}
+class _Batch:
+    """Sizes lines, most of which differ from an earlier one in a few numbers only."""
+
+    def __init__(self, lookup: "Lookup", measured: Calibration) -> None:
+        self._lookup, self._sizer = lookup, Sizer(measured)
+        self._objects = JsonLines(_MOST_LINE_BYTES)
+
+    def result(self, line: bytes, number: int) -> dict[str, Any]:
+        """Return the result of a line, which is an error if the line is invalid."""
+        others = None
+        if (texts := self._objects.split(line)) is not None:
+            numbers: dict[str, bytes] = {key: texts.pop(key) for key in ("id", *SWEPT) if key in texts}
+            others = sha256(b"\0".join(["\0".join(texts).encode(), *texts.values()])).digest()
+            if (found := self._swept(others, numbers)) is not None:
+                return found
+        try:
+            case: Any = self._objects.parse(line)
+        except UnreadableTextError as error:
+            return {"id": None, "error": f"line {number}: {error}"}
+        identity = _identity(case.get("id")) if isinstance(case, dict) else None
+        try:
+            return {"id": identity, **self._sizer.size(self._lookup.described(case), others)}
+        except ValueError as error:
+            return {"id": identity, "error": str(error)}
+        except Exception as error:  # noqa: BLE001  one case must never stop the batch
+            message = f"sizing failed ({type(error).__name__}: {error}); please report this case"
+            return {"id": identity, "error": message}
+
+    def _swept(self, others: bytes, texts: dict[str, bytes]) -> dict[str, Any] | None:
+        """Return the result of a line that is like an earlier one; None if there is none, and for invalid values."""
+        try:
+            values = {key: self._objects.value(text) for key, text in texts.items()}
+            result = self._sizer.size_swept(others, values)
+        except Exception:  # noqa: BLE001  the line is then read in full, which reports the error
+            return None
+        return None if result is None else {"id": _identity(values.get("id")), **result}
+
+
+def _identity(value: object) -> str | int | None:
+    return value if isinstance(value, str | int) else None
 
 
 @dataclass

@@ -1,36 +1,20 @@
 """`specdecode plan`: show where a deployment would run, without a cluster or a GPU."""
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
 from specdecode_operator.cli import options
-from specdecode_operator.cli.deployment_options import Description, described_or_read, with_description
-from specdecode_operator.cli.input_files import InputOptions, Reading
-from specdecode_operator.cli.options import HiddenName, TableOrData, ended, fail, refuse_written
-from specdecode_operator.cli.outputs import print_data
-from specdecode_operator.cli.plan.answers import Answers, ask, exit_code, say_what_is_missing
-from specdecode_operator.cli.plan.text import plan_markdown, plan_text, summary_lines
-from specdecode_operator.cli.terminal import line_width, say, say_line
+from specdecode_operator.cli.deployment_options import Description, with_description
+from specdecode_operator.cli.options import HiddenName, PlanForm, ended, fail, refuse_written
+from specdecode_operator.cli.terminal import say_line
 from specdecode_operator.cli.text_files import STANDARD_INPUT, DocumentError
 from specdecode_operator.sizing.arithmetic import MIB
 from specdecode_operator.sizing.startup_time import Rates
 
 _BATCH_OPTIONS: Final = frozenset({"batch", "out", "hub", "calibration", "strict"})
-_PIPED_WIDTH: Final = 100
-"""Line width of formulas outside a terminal."""
 _MOST_MIB_PER_S: Final = 2**20
-
-
-class Form(StrEnum):
-    """Output format."""
-
-    TABLE = "table"
-    JSON = "json"
-    YAML = "yaml"
-    MARKDOWN = "markdown"
 
 
 @with_description
@@ -86,8 +70,9 @@ def plan_command(  # noqa: PLR0913  each is an option
         ),
     ] = False,
     output: Annotated[
-        Form, typer.Option("--output", "-o", help="Format: table, json, yaml, or markdown for CI summaries.")
-    ] = Form.TABLE,
+        PlanForm,
+        typer.Option("--output", "-o", help="Format: table, json, yaml, or markdown for CI summaries."),
+    ] = PlanForm.TABLE,
     out: Annotated[
         str, typer.Option(metavar="FILE", help="With --batch: file for the results, or - for standard output.")
     ] = STANDARD_INPUT,
@@ -120,10 +105,15 @@ def plan_command(  # noqa: PLR0913  each is an option
         others = {each.name or "" for each in context.command.params} - _BATCH_OPTIONS
         refuse_written(context, others, "cannot be used with --batch; leave it out")
         raise typer.Exit(size_batch(batch, out, hub=hub, calibration=calibration, strict=strict))
+    # A batch needs none of these modules; importing them takes longer than sizing 1,000 lines.
+    from specdecode_operator.cli.input_files import InputOptions  # noqa: PLC0415
+    from specdecode_operator.cli.plan.answers import ask, exit_code, say_what_is_missing  # noqa: PLC0415
+    from specdecode_operator.cli.plan.objects import described_or_read, print_answers, say_notes  # noqa: PLC0415
+
     refuse_written(context, {"out"}, "needs --batch")
     if explain:
         refuse_written(context, {"matrix"}, "cannot be used with --explain; leave one out")
-    if explain and output is Form.MARKDOWN:
+    if explain and output is PlanForm.MARKDOWN:
         fail("--output: markdown: has no formulas; use another format, or leave out --explain")
     reading = described_or_read(description, options.sources(files, file, needed=description.is_empty))
     if description.gpu and nodes:
@@ -137,10 +127,10 @@ def plan_command(  # noqa: PLR0913  each is an option
         reading,
         InputOptions(nodes, model_config or [], calibration, facts or [], models, allowed, rates),
         products=products,
-        every_precision=not explain and (matrix or output in (Form.JSON, Form.YAML)),
+        every_precision=not explain and (matrix or output in (PlanForm.JSON, PlanForm.YAML)),
     )
-    _print(result, output, explain=explain, matrix=matrix)
-    _say_notes(reading, gpu=not (description.gpu or nodes))
+    print_answers(result, output, explain=explain, matrix=matrix)
+    say_notes(reading, gpu=not (description.gpu or nodes))
     say_what_is_missing(result.errors, result.unknown, hub=hub)
     corrected = any(place.budget.calibration for each in result.answers for place in each.matrix)
     if calibration and result.answers and not corrected:
@@ -153,36 +143,3 @@ def plan_command(  # noqa: PLR0913  each is an option
         with ended(PlotError, at="--plot: "):
             draw(result.answers, plot, matrix=matrix)
     raise typer.Exit(exit_code(result, strict=strict))
-
-
-def _say_notes(reading: Reading, *, gpu: bool) -> None:
-    """Print the plan's assumptions about objects of other projects, and the objects that it leaves out, to stderr."""
-    notes = [*reading.notes]
-    if any(each.foreign is not None for each in reading.documents):
-        from specdecode_operator.cli.foreign_objects import assumption_notes  # noqa: PLC0415
-
-        notes = [*assumption_notes(reading.documents, gpu=gpu), *notes]
-    for note in notes:
-        say_line(f"note: {note}", err=True)
-
-
-def _print(result: Answers, output: Form, *, explain: bool, matrix: bool) -> None:
-    if output is Form.MARKDOWN:
-        say(plan_markdown(result, matrix=matrix))
-    elif explain:
-        from specdecode_operator.cli.plan.data import explain_data, explain_text  # noqa: PLC0415
-
-        if output is Form.TABLE:
-            texts = [explain_text(each, line_width() or _PIPED_WIDTH) for each in result.answers]
-            say("\n\n".join(texts), nl=bool(texts), verdicts=True)
-        else:
-            print_data(explain_data(result), TableOrData(output.value))
-    elif output is not Form.TABLE:
-        from specdecode_operator.cli.plan.data import plan_data  # noqa: PLC0415
-
-        print_data(plan_data(result), TableOrData(output.value))
-    elif matrix or len(result.answers) == 1:
-        texts = [plan_text(each, matrix=matrix, width=line_width()) for each in result.answers]
-        say("\n\n".join(texts), nl=bool(texts), verdicts=True)
-    elif result.answers:
-        say("\n".join(summary_lines(result.answers)), verdicts=True)

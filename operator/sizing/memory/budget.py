@@ -6,7 +6,7 @@ that the engine needs outside the budget. On CPU, the KV cache size is given; on
 """
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from enum import StrEnum
 from functools import lru_cache
 from operator import attrgetter
@@ -220,8 +220,7 @@ class Footprint(NamedTuple):
 def _engine_footprint(pair: Pair, split: Parallelism) -> Footprint:
     """Return the footprint of a split pair, from the cache for pairs that differ in fields that it ignores."""
     limits = pair.limits
-    reads_length = _reads_length(pair.target, pair.draft, pair.method, limits.engine_version)
-    key = (split, limits.max_model_len if reads_length else None, _of_pair(pair), _of_limits(limits))
+    key = (split, limits.max_model_len if reads_length(pair) else None, _of_pair(pair), _of_limits(limits))
     return _FOOTPRINTS.get(key, lambda: _footprint(pair, split))
 
 
@@ -237,12 +236,16 @@ _of_pair: Final = attrgetter(*(each.name for each in fields(Pair) if each.name n
 _of_limits: Final = attrgetter(*(each.name for each in fields(EngineLimits) if each.name not in _CHANGE_NOTHING))
 
 
-@lru_cache(maxsize=MEMO_SIZE)
-def _reads_length(target: ModelGeometry, draft: ModelGeometry | None, method: str, version: str) -> bool:
+def reads_length(pair: Pair) -> bool:
     """Return whether a term other than the KV cache depends on the longest request.
 
     These are images that fit into it, contexts of latent attention, tables of tokens, and rotary tables of heads.
     """
+    return _reads_length(pair.target, pair.draft, pair.method, pair.limits.engine_version)
+
+
+@lru_cache(maxsize=MEMO_SIZE)
+def _reads_length(target: ModelGeometry, draft: ModelGeometry | None, method: str, version: str) -> bool:
     attentions = [*target.attentions, *(() if draft is None else draft.attentions)]
     latent = any(isinstance(mixer, LatentAttention) for mixer in attentions)
     stretched = method in sizing_facts(version)["positions_like_target"]
@@ -368,8 +371,7 @@ class Term(StrEnum):
     """It fits, but not after the safety margin."""
 
 
-@dataclass(frozen=True)
-class Budget:
+class Budget(NamedTuple):
     """Memory of one GPU (on CPU: of one replica) in bytes, by term.
 
     ``requested`` less the seven terms is ``available_kv``.
@@ -441,13 +443,15 @@ def estimate(pair: Pair, device: Device, split: Parallelism | int) -> Budget:
     """
     if isinstance(split, int):
         split = TENSOR_ONLY.at(split)
-    budget, limits = _estimate(pair, device, split), pair.limits
+    limits = pair.limits
+    budget = find_engine(pair, device, split).budget(limits.max_model_len, limits.memory_utilization_percent)
     while limits.may_run_fewer and _is_short_of_blocks(pair, split, budget, limits.max_num_seqs):
         fewer = limits.max_num_seqs // 2
         if fewer < max(1, limits.min_concurrency):
             break
         limits = replace(limits, max_num_seqs=fewer)
-        budget = replace(_estimate(replace(pair, limits=limits), device, split), fewer_seqs=fewer)
+        engine = find_engine(replace(pair, limits=limits), device, split)
+        budget = engine.budget(limits.max_model_len, limits.memory_utilization_percent)._replace(fewer_seqs=fewer)
     return budget
 
 
@@ -460,80 +464,110 @@ def _is_short_of_blocks(pair: Pair, split: Parallelism, budget: Budget, sequence
     return budget.needed_kv_bytes == sequences * tightest_grouping(pair, split, budget).bytes_per_block
 
 
-def _estimate(pair: Pair, device: Device, split: Parallelism) -> Budget:
+class Engine(NamedTuple):
+    """A split pair on a GPU product: the part of its budget that is the same for all lengths and shares of the memory.
+
+    If `reads_length`, other terms than the KV cache depend on the length, and each length has its own engine.
+    """
+
+    device: Device
+    ranks: tuple[Rank, ...]  # A GPU of each pipeline stage, with the correction
+    layout: tuple[KvGrouping, ...]  # KV cache of each stage
+    margins: tuple[tuple[int, int], ...]  # Margin of each stage, and the part of it for estimated models
+    min_concurrency: int
+    state_blocks: int  # Blocks that the states of all concurrent requests need; 0 if the engine starts with fewer
+    kv_bytes_per_token: int
+    effective_batch: int
+    overrun_bytes: int
+    uncharged_bytes: int
+    calibrated: bool
+    calibration: str | None
+
+    def budget(self, max_model_len: int, memory_utilization_percent: float) -> Budget:
+        """Return the budget with requests of this length and this share of the GPU's memory."""
+        total = self.device.total_bytes
+        # As vLLM rounds it (v1/worker/utils.py, request_memory).
+        requested = math.ceil(total * memory_utilization_percent / 100)
+        all_available = [requested - sum(rank) for rank in self.ranks]
+        # The stage with the fewest blocks, the last one of equals: it samples and holds the draft.
+        by_blocks = [
+            (size // each.bytes_per_block, -stage)
+            for stage, (size, each) in enumerate(zip(all_available, self.layout, strict=True))
+        ]
+        tightest = -min(by_blocks)[1]
+        rank, grouping, available = self.ranks[tightest], self.layout[tightest], all_available[tightest]
+        capacity = pool_capacity(grouping, pool_blocks(self.layout, all_available), max_model_len)
+        full_length = blocks_for(grouping, max_model_len, self.min_concurrency) * grouping.bytes_per_block
+        # The first shortage is reported.
+        states = self.state_blocks * grouping.bytes_per_block
+        needed = full_length if available < full_length else max(full_length, states)
+        margin, estimated = self.margins[tightest]
+        slack = _free_outside_bytes(total, requested, self.uncharged_bytes)
+        term: Term | None = None
+        if rank.target_bytes + rank.draft_bytes >= requested:
+            term = Term.WEIGHTS
+        elif available <= 0:
+            term = Term.OVERHEAD
+        elif available < needed:
+            term = Term.SEQUENCES if needed > full_length else Term.KV_CACHE
+        elif requested > total - memory_coefficients().context_bytes:
+            term = Term.UTILIZATION
+        elif available - needed < margin:
+            term = Term.MARGIN
+        elif slack < self.overrun_bytes:
+            term = Term.SLACK
+        return Budget(
+            total_bytes=total,
+            requested_bytes=requested,
+            target_weights_bytes=rank.target_bytes,
+            draft_weights_bytes=rank.draft_bytes,
+            state_bytes=rank.state_bytes,
+            activation_bytes=rank.activation_bytes,
+            cuda_graphs_bytes=rank.graphs_bytes,
+            non_torch_bytes=rank.non_torch_bytes + rank.correction_bytes,
+            available_kv_bytes=available,
+            needed_kv_bytes=needed,
+            margin_bytes=margin,
+            estimated_margin_bytes=estimated,
+            kv_bytes_per_token=self.kv_bytes_per_token,
+            num_blocks=capacity.num_blocks,
+            kv_cache_tokens=capacity.tokens,
+            max_concurrency=capacity.max_concurrency,
+            effective_batch=self.effective_batch,
+            overrun_bytes=self.overrun_bytes,
+            slack_bytes=slack,
+            calibrated=self.calibrated,
+            verdict=_verdict_of(term),
+            binding_term=term,
+            adapters_bytes=rank.adapters_bytes,
+            correction_bytes=rank.correction_bytes,
+            calibration=self.calibration,
+            uncalibrated_gpu=not self.device.calibrated,
+        )
+
+
+def find_engine(pair: Pair, device: Device, split: Parallelism) -> Engine:
+    """Return the engine of a split pair on a GPU, or raise PlanError if the models cannot be split so."""
     pair = on_product(pair, device.product)
     footprint, limits = _engine_footprint(pair, split), pair.limits
-    # As vLLM rounds it (v1/worker/utils.py, request_memory).
-    requested = math.ceil(device.total_bytes * limits.memory_utilization_percent / 100)
     correction, ranks = find_correction(pair, device, split), footprint.ranks
     if correction is not None:
         # A correction cannot give back more than the estimated terms.
         residual = correction.residual_bytes
         ranks = tuple(rank._replace(correction_bytes=max(residual, -rank.estimated_bytes)) for rank in ranks)
-    layout = footprint.cached.layout(limits.kv_cache_element_bytes)
-    all_available = [requested - sum(rank) for rank in ranks]
-    blocks = pool_blocks(layout, all_available)
-    # The stage with the fewest blocks, the last one of equals: it samples and holds the draft.
-    by_blocks = [
-        (size // each.bytes_per_block, -stage)
-        for stage, (size, each) in enumerate(zip(all_available, layout, strict=True))
-    ]
-    tightest = -min(by_blocks)[1]
-    rank, grouping, available = ranks[tightest], layout[tightest], all_available[tightest]
-    capacity = pool_capacity(grouping, blocks, limits.max_model_len)
-    full_length = blocks_for(grouping, limits.max_model_len, limits.min_concurrency) * grouping.bytes_per_block
-    sequences = limits.max_num_seqs * grouping.bytes_per_block if keeps_states_in_graphs(pair) else 0
-    # The first shortage is reported.
-    needed = full_length if available < full_length else max(full_length, sequences)
-    estimated = _estimated_margin_bytes(pair, rank.target_bytes, rank.draft_bytes, rank.activation_bytes)
-    margin = _margin_bytes(footprint.era, device, rank, correction) + estimated
-    margin += _adapter_margin_bytes(pair, rank.adapters_bytes)
-    slack = _free_outside_bytes(device.total_bytes, requested, footprint.uncharged_bytes)
-    weights_fit = rank.target_bytes + rank.draft_bytes < requested
-    starts = requested <= device.total_bytes - memory_coefficients().context_bytes
-    kv_term = Term.SEQUENCES if needed > full_length else Term.KV_CACHE
-    term = next(
-        (
-            term
-            for term, fits in (
-                (Term.WEIGHTS, weights_fit),
-                (Term.OVERHEAD, available > 0),
-                (kv_term, available >= needed),
-                (Term.UTILIZATION, starts),
-                (Term.MARGIN, available - needed >= margin),
-                (Term.SLACK, slack >= footprint.overrun_bytes),
-            )
-            if not fits
-        ),
-        None,
-    )
-    return Budget(
-        total_bytes=device.total_bytes,
-        requested_bytes=requested,
-        target_weights_bytes=rank.target_bytes,
-        draft_weights_bytes=rank.draft_bytes,
-        state_bytes=rank.state_bytes,
-        activation_bytes=rank.activation_bytes,
-        cuda_graphs_bytes=rank.graphs_bytes,
-        non_torch_bytes=rank.non_torch_bytes + rank.correction_bytes,
-        available_kv_bytes=available,
-        needed_kv_bytes=needed,
-        margin_bytes=margin,
-        estimated_margin_bytes=estimated,
+    return Engine(
+        device=device,
+        ranks=ranks,
+        layout=footprint.cached.layout(limits.kv_cache_element_bytes),
+        margins=tuple(_margins_bytes(pair, footprint.era, device, rank, correction) for rank in ranks),
+        min_concurrency=limits.min_concurrency,
+        state_blocks=limits.max_num_seqs if keeps_states_in_graphs(pair) else 0,
         kv_bytes_per_token=footprint.cached.bytes_per_token(limits.kv_cache_element_bytes),
-        num_blocks=blocks,
-        kv_cache_tokens=capacity.tokens,
-        max_concurrency=capacity.max_concurrency,
         effective_batch=footprint.effective_batch,
         overrun_bytes=footprint.overrun_bytes,
-        slack_bytes=slack,
+        uncharged_bytes=footprint.uncharged_bytes,
         calibrated=footprint.era.calibrated and device.calibrated,
-        verdict=_verdict_of(term),
-        binding_term=term,
-        adapters_bytes=rank.adapters_bytes,
-        correction_bytes=rank.correction_bytes,
         calibration=None if correction is None else correction.sentence,
-        uncalibrated_gpu=not device.calibrated,
     )
 
 
@@ -570,6 +604,15 @@ def engine_kind(pair: Pair, product: str, tensor: int) -> EngineKind:
         target_precision=pair.target_precision.value,
         draft_precision=None if draft is None else draft[1].value,
     )
+
+
+def _margins_bytes(
+    pair: Pair, era: VersionRules, device: Device, rank: Rank, correction: Correction | None
+) -> tuple[int, int]:
+    """Return the margin of a rank, and the part of it that is there because sizing estimates a model."""
+    estimated = _estimated_margin_bytes(pair, rank.target_bytes, rank.draft_bytes, rank.activation_bytes)
+    adapters = _adapter_margin_bytes(pair, rank.adapters_bytes)
+    return _margin_bytes(era, device, rank, correction) + estimated + adapters, estimated
 
 
 def _margin_bytes(era: VersionRules, device: Device, rank: Rank, correction: Correction | None) -> int:
