@@ -137,7 +137,7 @@ def webhook_certificate_command(
     """
     # Importing kopf and the Kubernetes client takes a second.
     from specdecode_operator.cluster.client import Cluster, ClusterError  # noqa: PLC0415
-    from specdecode_operator.handlers.webhook_certificate import kept_or_renewed, write_certificate  # noqa: PLC0415
+    from specdecode_operator.handlers.certificate_renewal import kept_or_renewed, write_certificate  # noqa: PLC0415
 
     files = {}
     if current is not None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Annotated, Final, NamedTuple
 
+import httpx
 import typer
 
 from specdecode_operator.cli.kubectl import Kubectl, KubectlError, with_kubectl
@@ -15,12 +16,14 @@ from specdecode_operator.cli.options import TableOrData, ended, fail
 from specdecode_operator.cli.outputs import Output, print_data
 from specdecode_operator.cli.terminal import say, say_line
 from specdecode_operator.cli.text_files import DocumentError, open_to_read
-from specdecode_operator.cluster.bounded_fetch import DEADLINE_S, MOST_BYTES, NoAnswerError, fetch, place_of
+from specdecode_operator.cluster.bounded_fetch import DEADLINE_S, NoAnswerError, in_time, place_of, unreachable
 from specdecode_operator.cluster.prometheus import ask_prometheus
 from specdecode_operator.cluster.resources import DEPLOYMENT_LABEL, OWNED_SELECTOR
 from specdecode_operator.problems import shown
 from specdecode_operator.stats import measures
 from specdecode_operator.stats.figures import FIGURES, TPOT_LIMIT, TTFT_LIMIT, Figure
+
+_MOST_BYTES: Final = 4 * 2**20  # of a page of metrics
 
 
 class FigureOutput(Output):
@@ -90,7 +93,7 @@ def _engines(kubectl: Kubectl, name: str | None, urls: Sequence[str]) -> list[En
     """Return the engines at these URLs, or the ready ones of a SpecDecodeDeployment, read through the API server."""
     if name is None:
         return [
-            Engine(place_of(url), lambda url=url: fetch(f"{url.rstrip('/')}/metrics").decode(errors="replace"))  # type: ignore[misc]
+            Engine(place_of(url), lambda url=url: _fetch(f"{url.rstrip('/')}/metrics").decode(errors="replace"))  # type: ignore[misc]
             for url in urls
         ]
     engines = []
@@ -104,8 +107,30 @@ def _engines(kubectl: Kubectl, name: str | None, urls: Sequence[str]) -> list[En
             address = f"{_PORTS[port['name']]}{pod_name}:{port['containerPort']}"
             path = f"/api/v1/namespaces/{namespace}/pods/{address}/proxy/metrics"
             asked = ("get", "--raw", path, f"--request-timeout={DEADLINE_S}s")
-            engines.append(Engine(pod_name, partial(kubectl.short_text, *asked, most_bytes=MOST_BYTES)))
+            engines.append(Engine(pod_name, partial(kubectl.short_text, *asked, most_bytes=_MOST_BYTES)))
     return engines
+
+
+def _fetch(url: str) -> bytes:
+    """Return the content of a URL, without redirections or decompression, or raise NoAnswerError."""
+    return in_time(url, partial(_read, url))
+
+
+def _read(url: str, seconds: int) -> bytes:
+    content = bytearray()
+    try:
+        with httpx.stream("GET", url, headers={"Accept-Encoding": "identity"}, timeout=seconds) as response:
+            if response.status_code != httpx.codes.OK:
+                raise NoAnswerError(f"{place_of(url)}: answers with HTTP {response.status_code}: is this its URL?")
+            for chunk in response.iter_raw():
+                content += chunk
+                if len(content) > _MOST_BYTES:
+                    raise NoAnswerError(f"{place_of(url)}: answers with more than {_MOST_BYTES} bytes")
+    except httpx.TimeoutException as error:
+        raise TimeoutError from error
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        raise unreachable(url, error) from error
+    return bytes(content)
 
 
 def _look(engines: Iterable[Engine], names: frozenset[str], left_out: dict[str, str]) -> dict[str, measures.Page]:

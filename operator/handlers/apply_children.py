@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from specdecode_operator.api import base, capture, training
 from specdecode_operator.api.base import Body
@@ -55,7 +55,6 @@ from specdecode_operator.cluster.resources import (
     written_resource,
 )
 from specdecode_operator.deployment.attestation.attest import Seen, attestation_name, attested
-from specdecode_operator.deployment.attestation.keys import SigningKey
 from specdecode_operator.deployment.autoscaler import KEDA_MISSING, wanted_autoscaler
 from specdecode_operator.deployment.children import PLAN_ENTRY, wanted_replicas
 from specdecode_operator.deployment.conditions import Blocked
@@ -93,6 +92,10 @@ from specdecode_operator.enums import RolloutStrategy
 from specdecode_operator.handlers.status_writer import Reporter
 from specdecode_operator.problems import InvalidSpecError
 from specdecode_operator.untrusted import mapping, objects, texts
+
+if TYPE_CHECKING:
+    # Importing cryptography takes 8 MB, and only signing needs it.
+    from specdecode_operator.deployment.attestation.keys import SigningKey
 
 _BESIDE_ENGINES: Final = tuple(each.kind for each in BESIDE_ENGINES)
 _NOT_SERVED: Final = {**KIND_MISSING, SCALED_OBJECT.kind: KEDA_MISSING}
@@ -514,7 +517,7 @@ class EngineChildren(Children):
     """Children of one SpecDecodeDeployment."""
 
     def __init__(
-        self, cluster: Cluster, cache: Cache, key: Key, uid: str, signing_key: SigningKey | None = None
+        self, cluster: Cluster, cache: Cache, key: Key, uid: str, signing_key: "SigningKey | None" = None
     ) -> None:
         super().__init__(cluster, cache, key, uid, CHILDREN)
         self._signing_key = signing_key

@@ -5,14 +5,18 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from specdecode_operator.cluster.nodes import NodeFacts, NodesFrom
 from specdecode_operator.cluster.observed_figures import Prometheus
-from specdecode_operator.deployment.attestation.keys import SigningKey
 from specdecode_operator.deployment.pod_security import NONE_ALLOWED
 from specdecode_operator.enums import LiveTokenIds
 from specdecode_operator.handlers.leadership import LeaseName
 from specdecode_operator.handlers.mounted_files import CalibrationFile, FactsFolder
+
+if TYPE_CHECKING:
+    # Importing cryptography takes 8 MB, and only signing needs it.
+    from specdecode_operator.deployment.attestation.keys import SigningKey
 
 
 def own_name() -> str:
@@ -51,7 +55,7 @@ class Settings:
     """Namespaces to serve; empty for all."""
     nodes: tuple[NodeFacts, ...] | None = None
     """Nodes to plan for if namespaces are named, because the operator then cannot list the cluster's nodes."""
-    signing_key: SigningKey | None = None
+    signing_key: "SigningKey | None" = None
     """Signs the attestation of each rollout."""
     reconciles_told_from_s: float | None = None
     """Minimum duration of reconciles that are logged."""

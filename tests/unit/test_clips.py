@@ -27,7 +27,7 @@ NO_MESSAGES: Final = {
     "capture/report/capture_reader.py: _text(manifest.get('config_hash') or meta.config_hash)[:_HASH]",
     "deployment/models/model_facts.py: str(commit)[:64]",
     # Names of objects, files and certificates, which are of letters, digits and dashes.
-    "handlers/webhook_certificate.py: hosts[0][:_LONGEST_COMMON_NAME]",
+    "handlers/certificate_renewal.py: hosts[0][:_LONGEST_COMMON_NAME]",
     "training/judge.py: name[:_LONGEST_NAME - len(digest) - 1]",
     "cli/capture/fetch.py: location.capture[:40]",
     "cli/deployment_options.py: name[:NAME_MAX_LENGTH]",

@@ -32,8 +32,8 @@ from specdecode_operator.capture.comparison.golden_records import (
     read_record,
     repetitions_of,
 )
+from specdecode_operator.capture.files.formats import MESSAGE_BYTES
 from specdecode_operator.capture.files.publish import read_manifest, verify
-from specdecode_operator.capture.files.summary import MESSAGE_BYTES
 from specdecode_operator.problems import printable, shown
 from specdecode_operator.redaction import clip
 from specdecode_operator.stats.verdict import (

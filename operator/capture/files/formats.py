@@ -51,6 +51,9 @@ PART_SUFFIX: Final = ".part"
 DATA_FILES: Final = (TRACE, STEP_STATS, CLIENT, ABORTED, CHECKS)
 """Everything that is checksummed, in the order in which it is published."""
 
+MESSAGE_BYTES: Final = 4096
+"""Kubernetes keeps no more of a termination message."""
+
 
 class TraceMeta(Struct, kw_only=True, frozen=True, omit_defaults=True):
     """First line of a trace, inside ``{"meta": ...}``."""

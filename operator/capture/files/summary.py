@@ -20,9 +20,6 @@ from specdecode_operator.capture.files.totals import (
 )
 from specdecode_operator.capture.files.validate import Validation
 
-MESSAGE_BYTES: Final = 4096
-"""Kubernetes keeps no more of a termination message."""
-
 _OUTCOMES: Final[tuple[Outcome, ...]] = Outcome.__args__  # type: ignore[attr-defined]
 _MAX_POSITIONS: Final = 32
 _WHOLE: Final = (BY_ENGINE, "stop_string")

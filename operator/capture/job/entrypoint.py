@@ -18,8 +18,8 @@ from specdecode_operator.capture.comparison.arm_verdict import comparison_status
 from specdecode_operator.capture.comparison.compare_arms import compare_capture, write_comparison
 from specdecode_operator.capture.comparison.comparison_file import Comparison
 from specdecode_operator.capture.comparison.regression import regression_status, with_regression
-from specdecode_operator.capture.files.formats import CaptureError
-from specdecode_operator.capture.files.summary import MESSAGE_BYTES, summary_text
+from specdecode_operator.capture.files.formats import MESSAGE_BYTES, CaptureError
+from specdecode_operator.capture.files.summary import summary_text
 from specdecode_operator.capture.job import pod_files
 from specdecode_operator.capture.job.finish import Asked, Published, finish, published_before
 from specdecode_operator.capture.job.record_part import PATIENT, Load, Part, Pod, Recording, Timeouts, parts_of

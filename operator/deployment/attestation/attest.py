@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace as changed
 
@@ -13,7 +13,6 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Key
 from specdecode_operator.api.deployment_status import ConditionStatus
 from specdecode_operator.cluster.manifests import owned
-from specdecode_operator.deployment.attestation.keys import PublicKey, SigningKey
 from specdecode_operator.deployment.attestation.statement import (
     MOST_BYTES,
     AttestedObject,
@@ -42,6 +41,10 @@ from specdecode_operator.deployment.rollout.rollback import last_good_name, read
 from specdecode_operator.deployment.rollout.rollout_progress import current_pods
 from specdecode_operator.untrusted import mapping, objects
 from specdecode_operator.version import __version__
+
+if TYPE_CHECKING:
+    # Importing cryptography takes 8 MB, and only signing needs it.
+    from specdecode_operator.deployment.attestation.keys import PublicKey, SigningKey
 
 ENTRY_SUFFIX: Final = ".intoto.json"
 MOST_ROLLOUTS: Final = 4
@@ -73,7 +76,7 @@ class Seen:
 
 
 def attested(
-    parent: ParsedDeployment, desired: DesiredState, seen: Seen, key: SigningKey, now: datetime
+    parent: ParsedDeployment, desired: DesiredState, seen: Seen, key: "SigningKey", now: datetime
 ) -> DesiredState:
     """Return the desired state with the attestation of its rollout, which is written before the pods start.
 
@@ -146,7 +149,9 @@ def _looked_at(entries: Mapping[str, str], needed: set[str]) -> Mapping[str, str
     return {name: entries[name] for name in names}
 
 
-def _signed(parent: ParsedDeployment, entries: Mapping[str, str], key: SigningKey) -> dict[str, tuple[str, Statement]]:
+def _signed(
+    parent: ParsedDeployment, entries: Mapping[str, str], key: "SigningKey"
+) -> dict[str, tuple[str, Statement]]:
     """Return the entries that the operator signed for this very object: the ConfigMap is untrusted input."""
     found = {}
     for name, written in entries.items():
@@ -160,7 +165,7 @@ def _signed(parent: ParsedDeployment, entries: Mapping[str, str], key: SigningKe
     return found
 
 
-def _renewed(text: str, key: SigningKey) -> str:
+def _renewed(text: str, key: "SigningKey") -> str:
     """Sign the payload again if a former key signed the envelope; return any other envelope unchanged."""
     try:
         _own_statement(text, key.public)
@@ -171,7 +176,7 @@ def _renewed(text: str, key: SigningKey) -> str:
 
 
 @lru_cache(maxsize=_MOST_REMEMBERED)
-def _own_statement(text: str, key: PublicKey) -> Statement:
+def _own_statement(text: str, key: "PublicKey") -> Statement:
     """Return the statement of an envelope. Only valid ones are cached."""
     return read_statement(opened(text, key))
 

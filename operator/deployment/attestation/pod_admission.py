@@ -2,14 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from specdecode_operator.api import deployment
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Key
 from specdecode_operator.cluster.resources import COMPUTES_FOR_LABEL, DEPLOYMENT_LABEL
 from specdecode_operator.deployment.attestation.attest import ENTRY_SUFFIX, MOST_ROLLOUTS, attestation_name
-from specdecode_operator.deployment.attestation.keys import PublicKey
 from specdecode_operator.deployment.attestation.statement import (
     Rollout,
     UnverifiedError,
@@ -22,6 +21,10 @@ from specdecode_operator.problems import printable, shown
 from specdecode_operator.redaction import clip
 from specdecode_operator.untrusted import mapping, name_of, objects
 
+if TYPE_CHECKING:
+    # Importing cryptography takes 8 MB, and only signing needs it.
+    from specdecode_operator.deployment.attestation.keys import PublicKey
+
 _MOST_DIFFERENCES: Final = 4
 _LONGEST_REASON: Final = 200
 _CONTAINERS: Final = ("initContainers", "containers", "ephemeralContainers")
@@ -31,7 +34,7 @@ _CONTAINERS: Final = ("initContainers", "containers", "ephemeralContainers")
 class Gate:
     """Compares pods with attestations."""
 
-    keys: tuple[PublicKey, ...]
+    keys: "tuple[PublicKey, ...]"
     """Accepted public keys: several while one replaces another."""
 
     others: frozenset[tuple[str, str]] = frozenset()

@@ -12,14 +12,17 @@ import binascii
 import hashlib
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.deployment.attestation.keys import PublicKey, SigningKey
 from specdecode_operator.problems import shown
 from specdecode_operator.untrusted import UnreadableTextError, mapping, name_of, objects, parse_json, texts
+
+if TYPE_CHECKING:
+    # Importing cryptography takes 8 MB, and only signing needs it.
+    from specdecode_operator.deployment.attestation.keys import PublicKey, SigningKey
 
 PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
 MOST_BYTES: Final = 192 * 1024
@@ -47,13 +50,13 @@ def signed_bytes(payload: bytes, payload_type: str = PAYLOAD_TYPE) -> bytes:
     return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
 
 
-def sealed(payload: bytes, key: SigningKey) -> str:
+def sealed(payload: bytes, key: "SigningKey") -> str:
     """Return the signed envelope of a payload."""
     signature = _Signature(_encoded(key.sign(signed_bytes(payload))), key.public.id)
     return msgspec.json.encode(_Envelope(PAYLOAD_TYPE, _encoded(payload), (signature,))).decode()
 
 
-def opened(text: str | bytes, *keys: PublicKey) -> bytes:
+def opened(text: str | bytes, *keys: "PublicKey") -> bytes:
     """Return the payload of an envelope that the owner of one of these keys signed.
 
     Raises

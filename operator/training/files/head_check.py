@@ -24,6 +24,7 @@ from specdecode_operator.redaction import clip
 from specdecode_operator.sizing.errors import GeometryError
 from specdecode_operator.sizing.families.architectures import geometry_from_config
 from specdecode_operator.sizing.families.draft_heads import missing_class
+from specdecode_operator.training.files.pod_settings import Target
 from specdecode_operator.untrusted import UnreadableTextError, mapping, parse_json
 
 CONFIG: Final = "config.json"
@@ -59,16 +60,6 @@ _TYPES: Final[Mapping[str, tuple[int, str, int]]] = {
     "BOOL": (1, "u1", 0),
 }
 _LEFT_OUT: Final = ("auto_map", "_name_or_path", "_commit_hash", "trust_remote_code", "custom_pipelines")
-
-
-@dataclass(frozen=True)
-class Target:
-    """Model that the head drafts for."""
-
-    name: str
-    layers: int
-    hidden_size: int
-    vocabulary: int
 
 
 @dataclass(frozen=True)

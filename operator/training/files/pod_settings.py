@@ -9,13 +9,21 @@ from msgspec import Struct
 from specdecode_operator.api.training import TrainingMethod
 from specdecode_operator.capture.files.formats import CaptureError
 from specdecode_operator.training import rows
-from specdecode_operator.training.files.head_check import Target
 from specdecode_operator.training.job.settings import Places
 
 ROOT: Final = "/training"  # of the claim
 BUNDLE_FOLDER: Final = "/specdecode/trainer"
 BUNDLE: Final = f"{BUNDLE_FOLDER}/training.zip"
 CAPTURES, DATASETS, DATASET, HEAD = "/captures", "/datasets", "/dataset", "/from"
+
+
+class Target(Struct, frozen=True):
+    """Model that the head drafts for."""
+
+    name: str
+    layers: int
+    hidden_size: int
+    vocabulary: int
 
 
 class Source(Struct, frozen=True, kw_only=True):

@@ -16,9 +16,8 @@ from typing import Any, Final
 import msgspec
 
 from specdecode_operator.api.training_status import RowCounts, TrainedHead
-from specdecode_operator.capture.files.formats import CaptureError
+from specdecode_operator.capture.files.formats import MESSAGE_BYTES, CaptureError
 from specdecode_operator.capture.files.publish import flush, write_whole
-from specdecode_operator.capture.files.summary import MESSAGE_BYTES
 from specdecode_operator.capture.files.training_rows import TrainingError
 from specdecode_operator.capture.job.pod_files import volume_errors
 from specdecode_operator.training.files.head_check import CONFIG, WEIGHTS, check_head, invalid, open_regular

@@ -18,10 +18,9 @@ from specdecode_operator.api.capture_status import CaptureSummary
 from specdecode_operator.capture.comparison import regression
 from specdecode_operator.capture.comparison.regression import AGAINST_VARIABLE, regression_status, with_regression
 from specdecode_operator.capture.files.config_hash import engine_hash
-from specdecode_operator.capture.files.formats import CaptureError, Manifest
+from specdecode_operator.capture.files.formats import MESSAGE_BYTES, CaptureError, Manifest
 from specdecode_operator.capture.files.publish import verify
 from specdecode_operator.capture.files.segments import recorders_closed
-from specdecode_operator.capture.files.summary import MESSAGE_BYTES
 from specdecode_operator.capture.files.validate import validate_capture
 from specdecode_operator.capture.job import finish as job_finish
 from specdecode_operator.capture.job import pod_files as job_prepare

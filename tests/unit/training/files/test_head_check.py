@@ -10,7 +10,8 @@ import pytest
 
 from specdecode_operator.api.training import TrainingMethod
 from specdecode_operator.capture.files.formats import CaptureError
-from specdecode_operator.training.files.head_check import CheckedHead, Target, check_head
+from specdecode_operator.training.files.head_check import CheckedHead, check_head
+from specdecode_operator.training.files.pod_settings import Target
 from tests.support.trained_heads import (
     HIDDEN,
     LAYERS,

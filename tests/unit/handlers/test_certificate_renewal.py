@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from specdecode_operator.handlers.webhook_certificate import LASTS, RENEWED_BEFORE, ServerCertificate, kept_or_renewed
+from specdecode_operator.handlers.certificate_renewal import LASTS, RENEWED_BEFORE, ServerCertificate, kept_or_renewed
 
 HOSTS = ["o-webhook.ops.svc", "o-webhook.ops.svc.cluster.local"]
 NOW = datetime.now(UTC).replace(microsecond=0)
