@@ -76,6 +76,8 @@ class NotLeadingError(ClusterError):
 
 
 REQUEST_TIMEOUT_S: Final = 30
+_JSON: Final = "application/json"
+_JSON_BOTH_WAYS: Final = {"Accept": _JSON, "Content-Type": _JSON}
 
 
 async def send(  # noqa: PLR0913 (what HTTP has)
@@ -85,15 +87,18 @@ async def send(  # noqa: PLR0913 (what HTTP has)
     body: Body | None = None,
     query: Mapping[str, str] | None = None,
     *,
-    content_type: str = "application/json",
+    types: Mapping[str, str] = _JSON_BOTH_WAYS,
     timeout_s: int = REQUEST_TIMEOUT_S,
 ) -> "Answer":
-    """Send a request; errors of the connection are aiohttp's own."""
+    """Send a request with headers for the types of its body and of the answer.
+
+    Errors of the connection are aiohttp's own.
+    """
     method, url, headers, *_ = await api.param_serialize(
         method,
         path,
         query_params=list((query or {}).items()),
-        header_params={"Accept": "application/json", "Content-Type": content_type},
+        header_params=dict(types),
         auth_settings=["BearerToken"],
     )
     # A body is JSON already: the client would walk through all of it for dates and models of its own.
@@ -195,6 +200,7 @@ _SPREAD = 1.5
 _VERSION_OF_NONE = "1"
 """No object has it: versions are revisions of etcd, whose first write makes the second."""
 
+_METADATA: Final = f"{_JSON};as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 _MERGE_PATCH = "application/merge-patch+json"
 _TYPED_PATCH = "failed to create typed patch object"
 _ANOTHER_UID = "metadata.uid: Invalid value"
@@ -272,7 +278,7 @@ class Cluster:
         pages = [page async for page in self.pages(resource, label_selector, name=name)]
         return [body for page in pages for body in page.bodies], min(page.version for page in pages)
 
-    async def pages(
+    async def pages(  # noqa: PLR0913  each narrows the list, or makes it cheaper
         self,
         resource: Resource,
         label_selector: str | None = None,
@@ -280,12 +286,15 @@ class Cluster:
         name: str | None = None,
         namespace: str | None = None,
         is_known: Callable[[Body], bool] | None = None,
+        few_are_new: bool = False,
     ) -> AsyncIterator[Page]:
         """Yield the pages of a list, because one response with thousands of objects takes much memory.
 
-        ``is_known`` is called with each object's metadata. Of known objects only the UID is parsed.
+        ``is_known`` is called with each object's metadata. Of known objects only the UID is parsed. With
+        ``few_are_new``, the API server sends only metadata, and each of the other objects is requested.
         """
-        request, query = _Request("GET", resource, namespace), {"limit": str(_PAGE)}
+        request = _Request("GET", resource, namespace, accept=_METADATA if few_are_new else _JSON)
+        query = {"limit": str(_PAGE)}
         query |= {"labelSelector": label_selector} if label_selector else {}
         query |= {"fieldSelector": f"metadata.name={name}"} if name else {}
         while True:
@@ -295,10 +304,22 @@ class Cluster:
             is_endless = more and more == query.get("continue")
             if not isinstance(answer.get("items"), list) or not version.isdecimal() or is_endless:
                 raise ClusterError(f"{request}: the response of the API server is not a list, or has no end")
-            yield Page(answer["items"], answer.get("known", ()), int(version))
+            bodies = answer["items"]
+            if few_are_new:
+                bodies = [whole for each in bodies async for whole in self._listed(resource, label_selector, each)]
+            yield Page(bodies, answer.get("known", ()), int(version))
             if not more:
                 return
             query["continue"] = str(more)
+
+    async def _listed(self, resource: Resource, label_selector: str | None, body: Body) -> AsyncIterator[Body]:
+        """Yield an object of a list of metadata, unless it is gone. Some kinds may be listed, but not read by name."""
+        metadata = body["metadata"]
+        async for page in self.pages(
+            resource, label_selector, name=metadata["name"], namespace=metadata.get("namespace")
+        ):
+            for each in page.bodies:
+                yield each
 
     async def apply(self, body: Body, resource: Resource | None = None, subresource: str | None = None) -> Body:
         """Create or change an object by server-side apply, and take over its fields; by default a child.
@@ -394,7 +415,7 @@ class Cluster:
         request: "_Request",
         body: Body | None = None,
         query: Mapping[str, str] | None = None,
-        content_type: str = "application/json",
+        content_type: str = _JSON,
         is_known: Callable[[Body], bool] | None = None,
     ) -> Body:
         for wait_s in (*_WAITS_S, None):
@@ -423,7 +444,8 @@ class Cluster:
         may_repeat, asked_s = request.method != "POST", self.clock.steady_s()
         try:
             with for_api_server():
-                answer = await send(self._api, request.method, request.path, body, query, content_type=content_type)
+                types = {"Accept": request.accept, "Content-Type": content_type}
+                answer = await send(self._api, request.method, request.path, body, query, types=types)
         except (aiohttp.ClientError, TimeoutError) as error:
             told = ClusterError(f"{request}: the API server cannot be reached ({type(error).__name__})")
             passes = may_repeat and isinstance(error, aiohttp.ClientConnectionError)
@@ -477,6 +499,7 @@ class _Request:
     namespace: str | None = None
     name: str | None = None
     subresource: str | None = None
+    accept: str = _JSON
 
     @property
     def path(self) -> str:

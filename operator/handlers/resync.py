@@ -191,6 +191,8 @@ class Lists:
         self._cache = cache
         self._places: tuple[str | None, ...] = tuple(namespaces) or (None,)
         self._skipped: set[tuple[Resource, str | None]] = set()
+        self._listed: set[tuple[Resource, str | None]] = set()
+        """Kinds and places that were listed before, so that most of their objects are known."""
 
     async def changes(self, cluster: Cluster, resource: Resource) -> set[Key]:
         """List a kind; return parents that changed or were deleted, or the owners of such children and pods."""
@@ -201,8 +203,12 @@ class Lists:
         errors: dict[str | None, ForbiddenError] = {}
         for place in self._places:
             present, versions = [], []
+            few_are_new = (resource, place) in self._listed
+            pages = cluster.pages(
+                resource, selector, namespace=place, is_known=partial(knows, kind), few_are_new=few_are_new
+            )
             try:
-                async for page in cluster.pages(resource, selector, namespace=place, is_known=partial(knows, kind)):
+                async for page in pages:
                     for body in page.bodies:
                         news.update([cache.put_parent(kind, body)] if is_ours else cache.put(kind, body))
                     present += [*page.known, *(body["metadata"]["uid"] for body in page.bodies)]
@@ -212,6 +218,7 @@ class Lists:
             else:
                 news.update(retain(kind, present, min(versions), place))
                 self._skipped.discard((resource, place))
+                self._listed.add((resource, place))
         if len(errors) == len(self._places):
             raise errors[self._places[0]]
         for place, denied in errors.items():

@@ -222,8 +222,10 @@ class ApiServer:
                 {field: value for field, value in each.items() if field not in {"kind", "apiVersion"}}
                 for (plural, namespace, _), each in sorted(self._objects.items())
                 if plural == call.resource.qualified_plural and call.namespace in ("", namespace)
-                if matches(each, selector)
+                if matches(each, selector) and _wanted_name(request) in {"", each["metadata"]["name"]}
             ]
+            if "PartialObjectMetadata" in request.headers.get("Accept", ""):
+                items = [{"metadata": each["metadata"]} for each in items]
             begin = int(request.query.get("continue") or 0)
             end = begin + int(request.query.get("limit") or len(items))
             more = {"continue": str(end)} if end < len(items) else {}
