@@ -179,7 +179,7 @@ def image(reason: str, message: str = "") -> Body:
 WAITS = {
     "unscheduled, and nobody says why": (
         {"conditions": [unscheduled()]},
-        Blocked("Unschedulable", "no node takes the pod: ", waits=True),
+        Blocked("Unschedulable", "no node accepts the pod: ", waits=True),
     ),
     "a claim that another pod has": (
         {"conditions": [unscheduled(message="node has pod using PersistentVolumeClaim with ReadWriteOncePod mode")]},
