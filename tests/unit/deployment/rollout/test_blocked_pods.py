@@ -194,8 +194,8 @@ WAITS = {
         {"conditions": [unscheduled(message='persistentvolumeclaim "m" not found. not found')]},
         Blocked(
             "WaitingForVolume",
-            'persistentvolumeclaim "m" not found (spec.models.volume, the claim of the draft or of an adapter, or a volume'
-            " of spec.podTemplate); continues when the claim exists, is bound and can be mounted on a node with room",
+            'persistentvolumeclaim "m" not found (spec.models.volume, the claim of the draft or of an adapter, or a'
+            " volume of spec.podTemplate); continues when the claim exists, is bound and can be mounted on a node with room",
             waits=True,
         ),
     ),
