@@ -195,7 +195,8 @@ WAITS = {
         Blocked(
             "WaitingForVolume",
             'persistentvolumeclaim "m" not found (spec.models.volume, the claim of the draft or of an adapter, or a'
-            " volume of spec.podTemplate); continues when the claim exists, is bound and can be mounted on a node with room",
+            " volume of spec.podTemplate); continues when the claim exists, is bound and can be mounted on a node with"
+            " room",
             waits=True,
         ),
     ),
