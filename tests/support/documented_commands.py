@@ -374,7 +374,7 @@ kubectl apply -f examples/llama-70b.yaml
             "kubectl get nodes,resourceslices": f"kubectl apply -f - <<'EOF'\n{_DEVICES}\nEOF\n",
         },
     ),
-    "docs/serve/expose.md": Page(cluster=True, before={"kubectl apply -f examples": _KINDS}),
+    "docs/serve/expose.md": Page(cluster=True, before={"kubectl create secret": _KINDS}),
     "docs/install/run-locally.md": Page(
         cluster=True, before={"kubectl --namespace specdecode-system scale": f"{_NO_CHARTS}{_CHARTS}"}
     ),

@@ -250,7 +250,7 @@ def _unscheduled(message: str) -> Blocked:
             f'spec.accelerator.resourceClaim: no node has enough free devices: {why} (documentation: "{_CLAIM_PAGE}")'
         )
         return Blocked("Unschedulable", what, waits=True)
-    return Blocked("Unschedulable", f"no node has room for the pod: {why}", waits=True)
+    return Blocked("Unschedulable", f"no node accepts the pod: {why}", waits=True)
 
 
 def _blocked_container(pod: Body, container: Body) -> Blocked | None:

@@ -29,6 +29,7 @@ TARGET = {"model": "org/target"}
         # vLLM's own spelling of the share.
         ({"serving": {"gpuMemoryUtilizationPercent": 0.9}}, "spec.serving.gpuMemoryUtilizationPercent", "write 90"),
         ({"speculation": {"method": "eagle-3"}}, "spec.speculation.method", "did you mean eagle3?"),
+        ({"autoscaling": {"maxReplicas": 4, "target": 0.8}}, "spec.autoscaling.target", "write 80 for 80 %"),
     ],
 )
 def test_problem_names_the_field_and_the_fix(changes: dict[str, Any], field: str, words: str) -> None:

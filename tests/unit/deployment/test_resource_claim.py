@@ -207,6 +207,7 @@ class TestBadInput:
                 "NoMatchingDevices",
                 "8 x selectors[0] (device.driver == 'x') is false",
             ),
+            (claiming(selectors=["device.model == 'x'"]), EIGHT_H200, "NoMatchingDevices", "reads 'model'"),
             (claiming("mig.nvidia.com"), EIGHT_H200, "NoMatchingDevices", f"8 x {H200}"),
         ],
     )

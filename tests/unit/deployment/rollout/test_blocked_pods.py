@@ -179,7 +179,7 @@ def image(reason: str, message: str = "") -> Body:
 WAITS = {
     "unscheduled, and nobody says why": (
         {"conditions": [unscheduled()]},
-        Blocked("Unschedulable", "no node takes the pod: ", waits=True),
+        Blocked("Unschedulable", "no node accepts the pod: ", waits=True),
     ),
     "a claim that another pod has": (
         {"conditions": [unscheduled(message="node has pod using PersistentVolumeClaim with ReadWriteOncePod mode")]},
@@ -194,8 +194,9 @@ WAITS = {
         {"conditions": [unscheduled(message='persistentvolumeclaim "m" not found. not found')]},
         Blocked(
             "WaitingForVolume",
-            'persistentvolumeclaim "m" not found (spec.models.volume, the claim of spec.speculation.draft, or a volume'
-            " of spec.podTemplate); continues when the claim exists, is bound and can be mounted on a node with room",
+            'persistentvolumeclaim "m" not found (spec.models.volume, the claim of the draft or of an adapter, or a'
+            " volume of spec.podTemplate); continues when the claim exists, is bound and can be mounted on a node with"
+            " room",
             waits=True,
         ),
     ),
