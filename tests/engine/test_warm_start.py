@@ -20,8 +20,8 @@ from tests.support.waiting import eventually
 pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[2]
-SAVED = re.compile(r"saved AOT compiled function to (\S+)")
 UNBOUND = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+SAVED = re.compile(r"saved AOT compiled function to (\S+)")
 FOUND = re.compile(r"(?:Directly load AOT compilation from path|load failure from) ([^\s,]+)")
 """On the CPU vLLM 0.32 finds what was saved, but cannot load it (it lacks finalize_loading) and compiles anew, from
 Inductor's own cache. On GPUs it is loaded."""

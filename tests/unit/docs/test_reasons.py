@@ -122,7 +122,8 @@ OTHER_WORDS = {
         "UnexpectedAdmissionError",
     ),
     # What it is told.
-    *("Always", "ConfigMap", "Directory", "Exists", "In", "OnRootMismatch", "ReadOnlyMany", "ReadWriteOncePod"),
+    *("Always", "ConfigMap", "Directory", "Exists", "In", "OnRootMismatch", "ReadOnlyMany", "ReadWriteMany"),
+    "ReadWriteOncePod",
     "RuntimeDefault",
     "Gi",
     "SpecDecode",  # prefix of our kinds
