@@ -200,7 +200,7 @@ class JsonLines:
             return parse_json(line, self._most_line_bytes)
         return {key: self.value(text) for key, text in texts.items()}
 
-    def split(self, line: bytes) -> dict[str, bytes] | None:
+    def split(self, line: bytes) -> dict[str, msgspec.Raw] | None:
         """Return the text of each value of an object; None for lines that only `parse` reads, such as invalid ones.
 
         The values may be invalid.
@@ -216,10 +216,11 @@ class JsonLines:
         commas = b"".join(found.values()).count(b",") + len(found) - 1
         if line.count(b",") != commas or not "".join(found).isprintable():
             return None
-        return {key: bytes(text) for key, text in found.items()}
+        return found
 
-    def value(self, text: bytes) -> Any:
+    def value(self, raw: msgspec.Raw) -> Any:
         """Return the value of a text that `split` returned; raise UnreadableTextError as `parse_json`."""
+        text = bytes(raw)
         if text.isdigit() and len(text) <= MOST_DIGITS:
             return int(text)
         if text in self._known:

@@ -4,12 +4,19 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 _FOLDER = Path(__file__).parent / "data"
 
 
 def read_data(name: str) -> dict[str, Any]:
     """Return the content of one JSON file of ``sizing/data``."""
-    content: dict[str, Any] = json.loads((_FOLDER / name).read_text(encoding="utf-8"))
+    text = (_FOLDER / name).read_bytes()
+    content: dict[str, Any]
+    try:
+        content = msgspec.json.decode(text)
+    except msgspec.DecodeError:  # Infinity, which is in published configs and in no JSON
+        content = json.loads(text)
     return content
 
 

@@ -4,8 +4,8 @@ import difflib
 import math
 import re
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 from specdecode_operator.problems import printable, sentence, shown_or_missing
 from specdecode_operator.sizing.arithmetic import GIB
@@ -26,8 +26,7 @@ class CaseError(ValueError):
         super().__init__(sentence(printable(key), shown_or_missing(value, _SHOWN_CHARACTERS), message))
 
 
-@dataclass(frozen=True)
-class CaseFields:
+class CaseFields(NamedTuple):
     """The values of a case, or of an object in it.
 
     The accessors return None if the key is absent or null.
@@ -35,7 +34,7 @@ class CaseFields:
 
     values: Mapping[str, Any]
     prefix: str = ""  # Prepended to a key in messages, such as ``speculative.``
-    spelled: Mapping[str, str] = field(default_factory=dict)  # The case's own spelling of a key
+    spelled: Mapping[str, str] = MappingProxyType({})  # The case's own spelling of a key
 
     def named(self, spellings: Mapping[str, str], remarks: Container[str] = ()) -> "CaseFields":
         """Return the values by our names, given all their spellings; remarks are omitted.

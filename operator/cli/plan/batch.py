@@ -5,6 +5,7 @@ from hashlib import sha256
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from msgspec import Raw
 from pydantic import RootModel
 
 from specdecode_operator.cli.options import ExitCode, ended, hub_models
@@ -124,7 +125,7 @@ class _Batch:
         """Return the result of a line, which is an error if the line is invalid."""
         others = None
         if (texts := self._objects.split(line)) is not None:
-            numbers: dict[str, bytes] = {key: texts.pop(key) for key in ("id", *SWEPT) if key in texts}
+            numbers: dict[str, Raw] = {key: texts.pop(key) for key in ("id", *SWEPT) if key in texts}
             others = sha256(b"\0".join(["\0".join(texts).encode(), *texts.values()])).digest()
             if (found := self._swept(others, numbers)) is not None:
                 return found
@@ -141,7 +142,7 @@ class _Batch:
             message = f"sizing failed ({type(error).__name__}: {error}); please report this case"
             return {"id": identity, "error": message}
 
-    def _swept(self, others: bytes, texts: dict[str, bytes]) -> dict[str, Any] | None:
+    def _swept(self, others: bytes, texts: dict[str, Raw]) -> dict[str, Any] | None:
         """Return the result of a line that is like an earlier one; None if there is none, and for invalid values."""
         try:
             values = {key: self._objects.value(text) for key, text in texts.items()}

@@ -489,14 +489,12 @@ class Engine(NamedTuple):
         # As vLLM rounds it (v1/worker/utils.py, request_memory).
         requested = math.ceil(total * memory_utilization_percent / 100)
         all_available = [requested - sum(rank) for rank in self.ranks]
-        # The stage with the fewest blocks, the last one of equals: it samples and holds the draft.
-        by_blocks = [
-            (size // each.bytes_per_block, -stage)
-            for stage, (size, each) in enumerate(zip(all_available, self.layout, strict=True))
-        ]
-        tightest = -min(by_blocks)[1]
+        blocks = [size // each.bytes_per_block for size, each in zip(all_available, self.layout, strict=True)]
+        fewest = min(blocks)
+        # Of equal stages the last one: it samples and holds the draft.
+        tightest = max(stage for stage, number in enumerate(blocks) if number == fewest) if len(blocks) > 1 else 0
         rank, grouping, available = self.ranks[tightest], self.layout[tightest], all_available[tightest]
-        capacity = pool_capacity(grouping, pool_blocks(self.layout, all_available), max_model_len)
+        capacity = pool_capacity(grouping, max(0, fewest), max_model_len)
         full_length = blocks_for(grouping, max_model_len, self.min_concurrency) * grouping.bytes_per_block
         # The first shortage is reported.
         states = self.state_blocks * grouping.bytes_per_block

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from specdecode_operator.cli.plan import batch
 from specdecode_operator.sizing.catalogue import known_models
-from specdecode_operator.sizing.estimate import SWEPT, Sizer, _Sweep, size_case
+from specdecode_operator.sizing.estimate import SWEPT, Sizer, size_case
+from specdecode_operator.sizing.memory.budget import Budget, Engine
 from tests.support.llama import LLAMA_8B_CONFIG
 
 HEAD = {"method": "eagle3", "model": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "num_speculative_tokens": 3}
@@ -149,14 +150,14 @@ def outcome(case: dict[str, Any], sizer: Sizer | None = None, others: Any = None
 
 
 def test_failure_of_a_swept_line_is_reported_for_this_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    size = _Sweep.size
+    budget = Engine.budget
 
-    def failing(self: _Sweep, values: Any) -> dict[str, Any]:
-        if values.get("max_model_len") == 4096:
+    def failing(self: Engine, max_model_len: int, memory_utilization_percent: float) -> Budget:
+        if max_model_len == 4096:
             raise ZeroDivisionError("broken")
-        return size(self, values)
+        return budget(self, max_model_len, memory_utilization_percent)
 
-    monkeypatch.setattr(_Sweep, "size", failing)
+    monkeypatch.setattr(Engine, "budget", failing)
     lines = [json.dumps({**CASES["pair"], "id": length, "max_model_len": length}) for length in (1024, 4096, 8192)]
     found = [json.loads(line) for line in results(tmp_path, lines)]
     assert [each["id"] for each in found] == [1024, 4096, 8192]

@@ -3,7 +3,7 @@
 import json
 import tracemalloc
 
-from specdecode_operator.sizing.estimate import read_case
+from specdecode_operator.sizing.estimate import Sizer
 from tests.support.llama import LLAMA_8B_CONFIG
 
 LINES, FILLED_BYTES = 40, 65_000
@@ -18,12 +18,13 @@ def line(number: int) -> str:
 
 
 def test_batch_lines_do_not_stay_in_memory() -> None:
-    read_case(json.loads(line(LINES)))
+    sizer = Sizer()
+    sizer.size(json.loads(line(LINES)), LINES)
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
         for number in range(LINES):
-            read_case(json.loads(line(number)))
+            sizer.size(json.loads(line(number)), number)
         grown_bytes = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
