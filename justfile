@@ -6,6 +6,7 @@ set positional-arguments
 python := ".venv/bin/python"
 # Finds uv, or installs the pinned version into the cache.
 uv := quote(justfile_directory() / "just") + " --uv"
+cache := env("SPECDECODE_CACHE", env("XDG_CACHE_HOME", home_directory() / ".cache") / "specdecode")
 
 [private]
 default:
@@ -112,7 +113,7 @@ lint: setup
 # Check types (mypy --strict)
 [group('checks')]
 typing: setup
-    .venv/bin/mypy
+    .venv/bin/mypy --cache-dir={{ quote(cache / "mypy") }}
 
 # Run lint, typing and all tests except long ones in parallel; with arguments, run only pytest with them
 [group('checks')]

@@ -1,4 +1,6 @@
-"""The hypothesis profile of all tests."""
+"""The hypothesis profile of all tests, and their garbage collection."""
+
+import gc
 
 from hypothesis import HealthCheck, settings
 
@@ -11,3 +13,12 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 settings.load_profile("same everywhere")
+
+# Modules and collected tests are no garbage, and each full collection would look at all of them.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from here on, except what is there."""
+    gc.freeze()
+    gc.enable()

@@ -133,7 +133,9 @@ def small_cache(engine: Engine, models: Path, tmp_path_factory: pytest.TempPathF
     """An engine that has begun to start: one request of the greatest length fits, eight of the usual one do not."""
     # 39 blocks of 32 tokens.
     options = ("--block-size=32", "--num-gpu-blocks-override=40")
-    with starting(engine, models, tmp_path_factory.mktemp("small-cache"), *options) as server:
+    folder = tmp_path_factory.mktemp("small-cache")
+    # The only engine of a quick run that is exactly vLLM: see light_engine.py.
+    with starting(engine, models, folder, *options, SPECDECODE_PLAIN_ENGINE="1") as server:
         yield server
 
 

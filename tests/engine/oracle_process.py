@@ -81,10 +81,12 @@ class Oracle:
             What else it imports, for copies of it.
         """
         imported = ", ".join([*(["fake_h100"] if h100 else []), "engine_oracle", *modules])
+        # What is imported is no garbage, here and in the copies.
+        script = f"import gc; gc.disable(); import {imported}; gc.freeze(); gc.enable(); engine_oracle.main()"
         self._log = TemporaryFile()  # noqa: SIM115 (closed with the process)
         answers, written_by_it = os.pipe()
         self._process = subprocess.Popen(
-            [engine.python, "-c", f"import {imported}; engine_oracle.main()", str(written_by_it)],
+            [engine.python, "-c", script, str(written_by_it)],
             stdin=subprocess.PIPE,
             stdout=self._log,
             stderr=self._log,

@@ -26,6 +26,13 @@ STOP_S = 240
 REPOSITORY = Path(__file__).parents[2]
 TERMINATION_LOG = "termination-log"
 """In a server's folder: where an engine leaves its last words."""
+# Several threads that wait for each other, on cores that others use too, take many times the CPU time of one.
+AS_IN_PODS = {
+    "OMP_NUM_THREADS": "1",
+    "TORCHDYNAMO_DISABLE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 4}
 
 Line = dict[str, Any]
@@ -134,7 +141,7 @@ def starting(
         "PYTHONPATH": os.pathsep.join(str(each) for each in (plugins, *packages, engine.packages) if each),
         "SPECDECODE_RECORD_DIR": str(segments),
         chunk_observer.FOLDER_VARIABLE: str(observed),
-        "VLLM_CPU_KVCACHE_SPACE": "1",
+        **AS_IN_PODS,
         "VLLM_LOGGING_LEVEL": "INFO",
         LOGGING_CONFIG_VARIABLE: str(logging),
     }

@@ -15,7 +15,7 @@ from specdecode_operator.capture.comparison.comparison_file import Arm, Comparis
 from specdecode_operator.capture.files.formats import Checks
 from specdecode_operator.capture.files.validate import validate_capture
 from tests.engine.engine_process import QUIET, START_S, Engine
-from tests.engine.recorder_server import NGRAM, Line
+from tests.engine.recorder_server import AS_IN_PODS, NGRAM, Line
 from tests.support.arm_pods import ArmPod, arm
 
 # Starts of engines one after the other: too many for a run that is held to fifteen minutes.
@@ -46,7 +46,7 @@ def real_arm(engine: Engine, target: Path, bundle: Path, port: int, *options: st
     command += ["--max-num-seqs=8", "--enable-logging-iteration-details", f"--structured-outputs-config={NO_SPACES}"]
     command += [f"--chat-template={TEMPLATE}", *options]
     path = os.pathsep.join(str(each) for each in (bundle, engine.packages) if each)
-    env = QUIET | {"PYTHONPATH": path, "VLLM_CPU_KVCACHE_SPACE": "1"}
+    env = QUIET | AS_IN_PODS | {"PYTHONPATH": path}
     address = {"url": f"http://127.0.0.1:{port}", "model": "tiny", "max_model_len": 512, "vocab_size": VOCAB}
     return {"command": command, "env": env, "engine": address, "start_seconds": START_S}
 

@@ -22,8 +22,8 @@ def test_killed_engine_core_writes_a_termination_message(engine: Engine, models:
     said = tmp_path / TERMINATION_LOG
     with serving(engine, models, tmp_path) as server:
         assert not said.exists(), "an engine that is well has no last words"
-        children = ["ps", "--ppid", str(server.process.pid), "-o", "pid=,args="]
-        listed = subprocess.run(children, capture_output=True, text=True, check=True).stdout
+        processes = ["ps", "--sid", str(server.process.pid), "-o", "pid=,args="]
+        listed = subprocess.run(processes, capture_output=True, text=True, check=True).stdout
         (core,) = re.findall(r"(\d+) VLLM::EngineCore", listed)
         os.kill(int(core), signal.SIGKILL)
         exit_code = server.process.wait(DEADLINE_S)

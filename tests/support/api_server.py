@@ -6,9 +6,9 @@ tests/component has the real one for these.
 """
 
 import asyncio
-import copy
 import itertools
 import json
+import pickle
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -60,6 +60,12 @@ _RESOURCES = (
 _CLUSTER_WIDE = (DEVICE_CLASS, NODE, RESOURCE_SLICE, STORAGE_CLASS, CRD, NAMESPACE)
 _VERBS = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}
 _READING = ("get ", "list ", "watch ")
+
+
+def _copy(body: Body) -> Body:
+    """Return a deep copy, a few times faster than `copy.deepcopy`."""
+    copied: Body = pickle.loads(pickle.dumps(body, pickle.HIGHEST_PROTOCOL))
+    return copied
 
 
 class RefusalError(Exception):
@@ -147,7 +153,7 @@ class ApiServer:
             for (plural, _, known), body in self._objects.items()
             if (plural, known) == (resource.qualified_plural, name)
         ]
-        return copy.deepcopy(found[0]) if found else None
+        return _copy(found[0]) if found else None
 
     def names(self, *resources: Resource) -> list[str]:
         """Return the names of all objects of some kinds."""
@@ -284,13 +290,13 @@ class ApiServer:
             generation += 1
         metadata = {**body["metadata"], "generation": generation, "resourceVersion": str(self._version)}
         typed = {"apiVersion": resource.api_version, "kind": resource.kind}
-        stored = copy.deepcopy({**body, **typed, "metadata": metadata})
+        stored = _copy({**body, **typed, "metadata": metadata})
         self._objects[key] = stored
         self._tell(event, stored)
-        return copy.deepcopy(stored)
+        return _copy(stored)
 
     def _tell(self, event: str, body: Body) -> None:
-        told = (event, copy.deepcopy(body))
+        told = (event, _copy(body))
         self._history.append(told)
         for watch in self._watches:
             watch.put_nowait(told)

@@ -95,7 +95,7 @@ def live_spec(**changes: Any) -> Body:
 def surroundings(**changes: Any) -> CaptureObservation:
     """What lets a capture start."""
     seen: dict[str, Any] = {
-        "deployment": observed_deployment(),
+        "deployment": changes["deployment"] if "deployment" in changes else observed_deployment(),
         "operator_image": OPERATOR_IMAGE,
         "token": TOKEN,
         "token_ids_allowed": LiveTokenIds.PROMPTS,

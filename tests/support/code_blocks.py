@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
 import yaml
@@ -131,9 +132,21 @@ def _check_of_yaml(text: str) -> Check | None:
         return Check.SCRAPE
     if keys <= {"resources", "images", "patches"}:
         return Check.KUSTOMIZATION
-    if keys <= set(yaml.safe_load((chart.CHART / "values.yaml").read_text())):
+    if keys <= _values():
         return Check.VALUES
     return Check.FRAGMENT if any(keys == {"spec"} or keys <= fields for fields in _FIELDS) else None
+
+
+@cache
+def _values() -> frozenset[str]:
+    """Top-level values of the chart."""
+    return frozenset(yaml.safe_load((chart.CHART / "values.yaml").read_text()))
+
+
+@cache
+def _example(path: Path) -> dict[str, Any]:
+    body: dict[str, Any] = yaml.safe_load(path.read_text())
+    return body
 
 
 def objects_with(block: Block) -> Iterator[str]:
@@ -142,7 +155,7 @@ def objects_with(block: Block) -> Iterator[str]:
     given = body["spec"] if set(body) == {"spec"} else body
     for example, fields in zip(_EXAMPLES, _FIELDS, strict=True):
         if set(given) <= fields:
-            whole = yaml.safe_load(example.read_text())
+            whole = _example(example)
             yield yaml.safe_dump({**whole, "spec": {**whole["spec"], **given}})
 
 

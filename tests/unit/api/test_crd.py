@@ -1,6 +1,7 @@
 """The CRDs are up to date, structural and bounded."""
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,11 +21,12 @@ CHECKED_IN = Path(__file__).parents[3] / "crds"
 TYPE_META = {"apiVersion", "kind"}
 
 
-def schemas() -> Iterator[tuple[str, dict[str, Any]]]:
+@cache
+def schemas() -> tuple[tuple[str, dict[str, Any]], ...]:
     """Every schema of the CRDs with its path."""
-    for crd in crds():
-        (version,) = crd["spec"]["versions"]
-        yield from walk("", version["schema"]["openAPIV3Schema"])
+    versions = [version for crd in crds() for version in crd["spec"]["versions"]]
+    assert len(versions) == 3
+    return tuple(each for version in versions for each in walk("", version["schema"]["openAPIV3Schema"]))
 
 
 def walk(path: str, schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

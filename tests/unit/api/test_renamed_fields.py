@@ -1,5 +1,7 @@
 """Old names of fields are rejected with the new name, by the API server and by `lint` and `plan`."""
 
+from functools import cache
+
 import pytest
 
 from specdecode_operator.api.capture import SpecDecodeCaptureSpec
@@ -23,10 +25,17 @@ def is_of_captures(place: str) -> bool:
     return place == "spec.storage"
 
 
+@cache
+def schema(*, of_captures: bool) -> Body:
+    """Return the schema of a kind."""
+    (version,) = (capture_crd() if of_captures else deployment_crd())["spec"]["versions"]
+    found: Body = version["schema"]["openAPIV3Schema"]
+    return found
+
+
 def parent_schema(place: str) -> Body:
     """Return the schema of the object that had the field."""
-    (version,) = (capture_crd() if is_of_captures(place) else deployment_crd())["spec"]["versions"]
-    found: Body = version["schema"]["openAPIV3Schema"]
+    found = schema(of_captures=is_of_captures(place))
     for part in place.split("."):
         found = found["properties"][part.removesuffix("[]")]
         found = found["items"] if part.endswith("[]") else found

@@ -81,6 +81,7 @@ class Borrowed:
         self.longest_away_s = 0
         """The longest of them in one piece, until engines were asked for again."""
         self.pod = pod
+        self._deployment = observed_deployment()
         self._engines_since: datetime | None = NOW - timedelta(days=1)
         self._gone_at: datetime | None = None
         self._pod_since: datetime | None = None
@@ -126,7 +127,8 @@ class Borrowed:
 
     def seen(self) -> CaptureObservation:
         """What the operator sees now."""
-        deployment = observed_deployment(
+        deployment = replace(
+            self._deployment,
             engines_wanted=0 if self.lends else 1,
             pods=[] if self._engines_since is None and self._gone_at is None else [{"metadata": {}}],
             serves=self.serves,

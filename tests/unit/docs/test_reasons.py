@@ -8,7 +8,9 @@ import ast
 import re
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from itertools import chain
+from pathlib import Path
 
 import pytest
 
@@ -148,11 +150,16 @@ def words(*rooms: str) -> set[str]:
     """CamelCase words that stand as strings in the code of some rooms."""
     files = [path for path in OPERATOR.rglob("*.py") if path.relative_to(OPERATOR).as_posix().startswith(rooms)]
     assert len(files) >= len(rooms)
-    return set(chain.from_iterable(words_of(ast.parse(path.read_text())) for path in files))
+    return set().union(*map(words_of, files))
 
 
-def words_of(tree: ast.Module) -> Iterator[str]:
+@cache
+def words_of(path: Path) -> frozenset[str]:
     """CamelCase words of a module, but for types in quotes."""
+    return frozenset(words_in(ast.parse(path.read_text())))
+
+
+def words_in(tree: ast.Module) -> Iterator[str]:
     nodes = list(ast.walk(tree))
     types = {id(inner) for node in nodes for part in annotations(node) for inner in ast.walk(part)}
     for node in nodes:

@@ -2,8 +2,9 @@
 
 import re
 import tomllib
+from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from specdecode_operator.api.deployment import KIND as DEPLOYMENT
 
@@ -19,14 +20,19 @@ _WHILE_ENGINES_SERVE: Final = ("Serving", "SpeculationInactive")
 """Reasons of `Ready` when it is True. Engines serve then, so `Available` has a different reason."""
 
 
+@cache
+def _read() -> dict[str, Any]:
+    return tomllib.loads(FILE.read_text())
+
+
 def read_reasons() -> dict[str, dict[str, Explained]]:
     """Return the reasons of each kind by subject."""
-    return {kind: tables for kind, tables in tomllib.loads(FILE.read_text()).items() if kind != "conditions"}
+    return {kind: tables for kind, tables in _read().items() if kind != "conditions"}
 
 
 def read_conditions(kind: str) -> dict[str, str]:
     """Return the conditions that can have each reason of a kind, as the file writes them."""
-    groups: dict[str, list[str]] = tomllib.loads(FILE.read_text())["conditions"][kind]
+    groups: dict[str, list[str]] = _read()["conditions"][kind]
     return {reason: conditions for conditions, reasons in groups.items() for reason in reasons}
 
 

