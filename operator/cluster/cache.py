@@ -1,6 +1,6 @@
 """Cache of the objects that watches and lists return; reconciles read it instead of the API server.
 
-`SharedTexts` keeps one copy of strings that thousands of objects repeat.
+`SharedValues` keeps one copy of the texts and the parts of objects that thousands of objects repeat.
 """
 
 import hashlib
@@ -16,6 +16,7 @@ from specdecode_operator.api.deployment import Key
 from specdecode_operator.cluster.device_slices import UNKNOWN_DEVICES, DeviceInventory
 from specdecode_operator.cluster.drift import applied_replicas_managers, foreign_entries
 from specdecode_operator.cluster.nodes import GPU_RESOURCE, NodeFacts, node_facts
+from specdecode_operator.cluster.packing import PackedTexts
 from specdecode_operator.cluster.resources import (
     CAPTURE_LABEL,
     CAPTURED_DEPLOYMENT_LABEL,
@@ -70,47 +71,75 @@ class OwnerIndex(Generic[Member]):
         return frozenset(self._members.get(owner, ()))
 
 
-_MOST_BYTES: Final = 4 * 2**20
-"""Limit of the shared texts, so that untrusted ones cannot fill the memory."""
+_MOST_BYTES: Final = 2**20
+"""Limit of the shared texts and numbers, so that untrusted ones cannot fill the memory."""
+_MOST_PARTS: Final = 10_000
+"""Limit of the shared objects and lists. A thousand deployments of ten specs have a few thousand."""
 _ENTRY_BYTES: Final = 150
 """Size of a short text in a table, without its characters."""
 
 
-class SharedTexts:
-    """Interned texts: equal strings of different objects share memory."""
+class SharedValues:
+    """Interned JSON: equal texts, objects and lists of different objects share memory, so they are read-only."""
 
     def __init__(self) -> None:
-        self._known: dict[str, str] = {}
+        self._texts: dict[str, str] = {}
+        self._numbers: dict[type, dict[float, float]] = {int: {}, float: {}}
+        self._parts: dict[int, Any] = {}
+        """Objects and lists by the hash of the identities of their members."""
         self._bytes = 0
 
     @property
     def known_bytes(self) -> int:
-        """Size of the interned texts, at one byte per character."""
+        """Size of the interned texts and numbers, at one byte per character."""
         return self._bytes
 
-    def share(self, value: Any) -> Any:
-        """Return an equal value with interned texts."""
+    def share(self, value: Any, former: Any = None) -> Any:
+        """Return an equal value with interned parts; ``former`` is the earlier version of the object."""
         if isinstance(value, str):
-            return self._shared(value)
+            return self._shared(self._texts, value, len(value))
         if isinstance(value, dict):
-            return {self._shared(name): self.share(each) for name, each in value.items()}
+            if former == value:
+                return former
+            earlier, before = former if isinstance(former, dict) else {}, self._bytes
+            own = {
+                self._shared(self._texts, name, len(name)): self.share(each, earlier.get(name))
+                for name, each in value.items()
+            }
+            return self._part(own, (*own, *own.values()), before)
         if isinstance(value, list):
-            return [self.share(each) for each in value]
-        return value
+            if former == value:
+                return former
+            before = self._bytes
+            entries = [self.share(each) for each in value]
+            return self._part(entries, entries, before)
+        numbers = self._numbers.get(type(value))
+        return value if numbers is None else self._shared(numbers, value, 0)
 
-    def _shared(self, text: str) -> str:
-        known = self._known.get(text)
-        if known is not None:
-            return known
-        size = _ENTRY_BYTES + len(text)
+    def _part(self, part: Any, members: Iterable[Any], before: int) -> Any:
+        """Return an equal part that is known; ``before`` is the size of the texts before its members were shared."""
+        if self._bytes != before:  # A part with a new text or number is new.
+            return part
+        place = hash((type(part), *map(id, members)))
+        known = self._parts.setdefault(place, part)
+        if len(self._parts) > _MOST_PARTS:
+            self._parts.clear()
+        return known if known == part else part
+
+    def _shared(self, known: dict[Any, Any], value: Any, length: int) -> Any:
+        found = known.get(value)
+        if found is not None:
+            return found
+        size = _ENTRY_BYTES + length
         if size > _MOST_BYTES:
-            return text
+            return value
         if self._bytes + size > _MOST_BYTES:  # those in use come back with the next object that has them
-            self._known.clear()
+            for table in (self._texts, self._parts, *self._numbers.values()):
+                table.clear()
             self._bytes = 0
-        self._known[text] = text
+        known[value] = value
         self._bytes += size
-        return text
+        return value
 
 
 _REMEMBERED_DELETIONS = 10_000
@@ -118,6 +147,8 @@ _RUNS: Final = frozenset({capture.KIND, training.KIND})
 
 _COMPARED_DATA: Final = frozenset({"plan.json", "matrix.csv", "canaries.json"})
 """Entries of the ConfigMaps with plan and recorder: only changes matter, because they are never read back."""
+_RARELY_READ: Final = frozenset({"engines.json"})
+"""Entries of the ConfigMap with the last good workload, which are read after a start."""
 
 
 class Cache:
@@ -128,7 +159,7 @@ class Cache:
     """
 
     def __init__(self) -> None:
-        self._texts = SharedTexts()
+        self._shared = SharedValues()
         self._parents: defaultdict[str, dict[Key, Body]] = defaultdict(dict)
         self._children: defaultdict[Key, dict[tuple[str, str], Body]] = defaultdict(dict)
         self._owners: OwnerIndex[tuple[str, str, str]] = OwnerIndex()
@@ -160,7 +191,7 @@ class Cache:
         newest = self._newest(known, _slim_parent(body))
         if newest is not None:
             before = self._about(key)
-            self._parents[kind][key] = newest if newest is known else self._texts.share(newest)
+            self._parents[kind][key] = newest if newest is known else self._shared.share(newest, known)
             if kind in _RUNS:
                 name = (newest.get("spec") or {}).get("deployment")
                 self._runs.put(key, Key(key.namespace, str(name)) if name else None)
@@ -226,7 +257,7 @@ class Cache:
             if owner is None:
                 self._remember_deletion(body)
         if owner is not None:
-            self._children[owner][kind, member[2]] = self._texts.share(newest)
+            self._children[owner][kind, member[2]] = self._shared.share(newest, known)
             self._owners.put(member, owner)
             if owner.kind == capture.KIND and kind == PERSISTENT_VOLUME_CLAIM.kind:
                 name = newest["metadata"]["labels"].get(CAPTURED_DEPLOYMENT_LABEL)
@@ -442,9 +473,8 @@ def slim(kind: str, body: Body) -> Body:
         node = {"nodeName": spec["nodeName"]} if spec.get("nodeName") else {}
         slimmed["spec"] = node | {"containers": [each for each in containers if each]}
     if kind == CONFIG_MAP.kind:
-        slimmed["data"] = {
-            key: _digest(text) if key in _COMPARED_DATA else text for key, text in (body.get("data") or {}).items()
-        }
+        data = {key: _digest(text) if key in _COMPARED_DATA else text for key, text in (body.get("data") or {}).items()}
+        slimmed["data"] = data if data.keys().isdisjoint(_RARELY_READ) else PackedTexts(data)
         if binary := body.get("binaryData"):
             slimmed["binaryData"] = {key: _digest(text) for key, text in binary.items()}
     return slimmed

@@ -7,7 +7,7 @@ Defaults of the API server and additions by webhooks have no manager and are not
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -65,8 +65,8 @@ def differing_paths(path: str, before: Any, after: Any) -> Iterator[str]:
 
 def _by_key(value: Any) -> dict[str, Any] | None:
     """Return the members of a value by key; None for one that is compared as a whole."""
-    if isinstance(value, dict):
-        return value
+    if isinstance(value, Mapping):
+        return dict(value)
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
         return None
     key = next((key for key in _KEYS if all(key in each for each in value)), None)
@@ -89,7 +89,7 @@ def content_digest(body: Body, desired: Body) -> str:
     labels = metadata.get("labels") or {}
     wanted = {name: labels.get(name) for name in desired["metadata"].get("labels") or {}}
     content = {**kept, "labels": wanted, "ownerReferences": metadata.get("ownerReferences")}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=dict).encode()).hexdigest()
 
 
 Identity = tuple[str, str]

@@ -4,29 +4,25 @@ Rendered objects that are kept for long are stored as compressed JSON. The compr
 nearly every workload contains.
 """
 
-import zlib
 from typing import Any, Final
 
 import msgspec
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Key
+from specdecode_operator.cluster.packing import pack, unpack
 from specdecode_operator.cluster.resources import DEPLOYMENT, DEPLOYMENT_LABEL, ENGINE_CONTAINER, JOB, LEADER_WORKER_SET
 from specdecode_operator.vllm.arguments import SPECULATIVE_OPTION
-from specdecode_operator.vllm.logging_config import WATCH, logging_config
-
-_COMMON: Final = msgspec.json.encode([WATCH, logging_config("INFO")])
 
 
 def pack_object(body: dict[str, Any]) -> bytes:
     """Return an object as compressed JSON; equal objects give equal bytes."""
-    packer = zlib.compressobj(zdict=_COMMON)
-    return packer.compress(msgspec.json.encode(body, order="sorted")) + packer.flush()
+    return pack(msgspec.json.encode(body, order="sorted"))
 
 
 def unpack_object(packed: bytes) -> dict[str, Any]:
     """Return a new copy of an object that `pack_object` compressed."""
-    body: dict[str, Any] = msgspec.json.decode(zlib.decompressobj(zdict=_COMMON).decompress(packed))
+    body: dict[str, Any] = msgspec.json.decode(unpack(packed))
     return body
 
 
