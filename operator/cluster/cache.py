@@ -134,15 +134,18 @@ class SharedValues:
         if size > _MOST_BYTES:
             return value
         if self._bytes + size > _MOST_BYTES:  # those in use come back with the next object that has them
-            for table in (self._texts, self._parts, *self._numbers.values()):
-                table.clear()
+            self._texts.clear()
+            self._parts.clear()
+            for numbers in self._numbers.values():
+                numbers.clear()
             self._bytes = 0
         known[value] = value
         self._bytes += size
         return value
 
 
-_REMEMBERED_DELETIONS = 10_000
+_REMEMBERED_DELETIONS: Final = 2000
+"""Deletions of which late events are dropped; one takes 180 bytes. The next full list drops an older one again."""
 _RUNS: Final = frozenset({capture.KIND, training.KIND})
 
 _COMPARED_DATA: Final = frozenset({"plan.json", "matrix.csv", "canaries.json"})

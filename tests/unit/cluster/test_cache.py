@@ -1,5 +1,6 @@
 """The cache under late, double and missing events."""
 
+import json
 import sys
 from typing import Any
 
@@ -7,7 +8,8 @@ import pytest
 
 from specdecode_operator.api import capture
 from specdecode_operator.api.deployment import KIND, Key
-from specdecode_operator.cluster.cache import Cache, slim
+from specdecode_operator.cluster.cache import Cache, SharedValues, slim
+from specdecode_operator.cluster.drift import changed_fields, content_digest
 from specdecode_operator.cluster.resources import CAPTURE_LABEL, CAPTURED_DEPLOYMENT_LABEL
 from specdecode_operator.deployment.rollout.blocked_pods import blocked_pod
 from tests.support.objects import pod, waiting
@@ -261,6 +263,57 @@ class TestClaimsCapturedFromADeployment:
         assert names(cache.claims_captured_from(KEY)) == ["c"], "made anew under its name"
         cache.drop("PersistentVolumeClaim", claim(5, uid="anew"))
         assert cache.claims_captured_from(KEY) == []
+
+
+def workload(name: str, version: int, replicas: int = 1) -> dict[str, Any]:
+    env = [{"name": "PORT", "value": "8000"}, {"name": "SIZE", "value": 1}, {"name": "FLAG", "value": True}]
+    template = {"metadata": {"labels": {"app": "engine"}}, "spec": {"containers": [{"name": "engine", "env": env}]}}
+    metadata = body(f"uid of {name}", version, name)
+    return {**metadata, "spec": {"replicas": replicas, "template": template}, "status": {"replicas": replicas}}
+
+
+def test_equal_parts_of_objects_share_memory() -> None:
+    cache = Cache()
+    for name in ("a", "b", "c"):
+        cache.put("Deployment", workload(name, 1))
+    found = cache.children_of(KEY, "Deployment")
+    assert found == [workload(name, 1) for name in ("a", "b", "c")]
+    assert found[1]["spec"]["template"] is found[2]["spec"]["template"], "texts of the first one were new"
+    flags = [each["value"] for each in found[2]["spec"]["template"]["spec"]["containers"][0]["env"]]
+    assert [type(each) for each in flags] == [str, int, bool]
+
+
+def test_new_version_keeps_the_unchanged_parts_of_the_earlier_one() -> None:
+    cache = Cache()
+    cache.put("Deployment", workload("a", 1))
+    (before,) = cache.children_of(KEY, "Deployment")
+    cache.put("Deployment", workload("a", 2, replicas=2))
+    (after,) = cache.children_of(KEY, "Deployment")
+    assert after == workload("a", 2, replicas=2)
+    assert before == workload("a", 1), "readers may still have it"
+    assert after["spec"]["template"] is before["spec"]["template"]
+
+
+def test_memory_of_shared_values_is_bounded() -> None:
+    values = SharedValues()
+    for number in range(30_000):
+        value = {"text": f"{number:0100}", "parts": [{"number": number % 7, "other": each} for each in range(3)]}
+        assert values.share(value) == value
+    assert values.known_bytes <= 2**20
+    assert values.share("x" * 2**21) == "x" * 2**21
+
+
+def test_last_good_workload_is_cached_in_compressed_form() -> None:
+    cache, text = Cache(), json.dumps({"containers": ["engine"] * 1000})
+    config_map = {**body("a", 1), "data": {"engines.json": text, "groups.json": "[]"}}
+    cache.put("ConfigMap", config_map)
+    (found,) = cache.children_of(KEY, "ConfigMap")
+    assert found == config_map
+    assert not isinstance(found["data"], dict)
+    desired = {"metadata": {"labels": {}}}
+    assert content_digest(found, desired) == content_digest(config_map, desired)
+    changed = {**config_map, "data": {**config_map["data"], "groups.json": "[1]"}}
+    assert changed_fields(found, changed) == "data.groups.json"
 
 
 def test_pod_spec_is_cached_with_only_node_secrets_and_gpus() -> None:
