@@ -222,20 +222,7 @@ class ApiServer:
 
     def _answer(self, call: _Call, request: web.Request, body: Body) -> Body:
         if call.verb == "list":
-            selector = request.query.get("labelSelector", "")
-            # A real list leaves out what its kind says already.
-            items = [
-                {field: value for field, value in each.items() if field not in {"kind", "apiVersion"}}
-                for (plural, namespace, _), each in sorted(self._objects.items())
-                if plural == call.resource.qualified_plural and call.namespace in ("", namespace)
-                if matches(each, selector) and _wanted_name(request) in {"", each["metadata"]["name"]}
-            ]
-            if "PartialObjectMetadata" in request.headers.get("Accept", ""):
-                items = [{"metadata": each["metadata"]} for each in items]
-            begin = int(request.query.get("continue") or 0)
-            end = begin + int(request.query.get("limit") or len(items))
-            more = {"continue": str(end)} if end < len(items) else {}
-            return {"metadata": {"resourceVersion": str(self._version), **more}, "items": items[begin:end]}
+            return self._list(call, request)
         if call.verb == "create" and call.subresource == "eviction":
             self.remove(call.resource, call.name)
             return {}
@@ -258,6 +245,22 @@ class ApiServer:
                 raise RefusalError(409, "the UID in the precondition is another")
             self.remove(call.resource, call.name)
         return live
+
+    def _list(self, call: _Call, request: web.Request) -> Body:
+        selector = request.query.get("labelSelector", "")
+        # A real list leaves out what its kind says already.
+        items = [
+            {field: value for field, value in each.items() if field not in {"kind", "apiVersion"}}
+            for (plural, namespace, _), each in sorted(self._objects.items())
+            if plural == call.resource.qualified_plural and call.namespace in ("", namespace)
+            if matches(each, selector) and _wanted_name(request) in {"", each["metadata"]["name"]}
+        ]
+        if "PartialObjectMetadata" in request.headers.get("Accept", ""):
+            items = [{"metadata": each["metadata"]} for each in items]
+        begin = int(request.query.get("continue") or 0)
+        end = begin + int(request.query.get("limit") or len(items))
+        more = {"continue": str(end)} if end < len(items) else {}
+        return {"metadata": {"resourceVersion": str(self._version), **more}, "items": items[begin:end]}
 
     def _patch(self, call: _Call, live: Body | None, patch: Body, *, applies: bool) -> Body:
         if live is None:
