@@ -12,6 +12,8 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Final, NamedTuple
 
+import msgspec
+
 from specdecode_operator.enums import METHODS_WITH_HIDDEN_STATES, SIXTEEN_BIT_BYTES, Knowledge, Precision
 from specdecode_operator.sizing.arithmetic import GIB, ceil_div, described, named
 from specdecode_operator.sizing.calibration import Correction, EngineKind
@@ -371,7 +373,7 @@ class Term(StrEnum):
     """It fits, but not after the safety margin."""
 
 
-class Budget(NamedTuple):
+class Budget(msgspec.Struct, frozen=True):
     """Memory of one GPU (on CPU: of one replica) in bytes, by term.
 
     ``requested`` less the seven terms is ``available_kv``.
@@ -451,7 +453,8 @@ def estimate(pair: Pair, device: Device, split: Parallelism | int) -> Budget:
             break
         limits = replace(limits, max_num_seqs=fewer)
         engine = find_engine(replace(pair, limits=limits), device, split)
-        budget = engine.budget(limits.max_model_len, limits.memory_utilization_percent)._replace(fewer_seqs=fewer)
+        budget = engine.budget(limits.max_model_len, limits.memory_utilization_percent)
+        budget = msgspec.structs.replace(budget, fewer_seqs=fewer)
     return budget
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from specdecode_operator.deployment.planning import (
@@ -272,7 +273,7 @@ def test_break_even_equates_tokens_per_byte_read(make_pair: PairFactory, k: int)
 def test_draft_heavier_than_its_target_has_no_break_even(make_pair: PairFactory) -> None:
     pair = make_pair("INT4", "BF16")
     budget, alone = _budgets(pair)
-    heavy = budget._replace(draft_weights_bytes=2 * alone.target_weights_bytes)
+    heavy = msgspec.structs.replace(budget, draft_weights_bytes=2 * alone.target_weights_bytes)
     needed = break_even(pair, heavy, alone)
     assert needed is not None
     assert (needed.few_requests, needed.full_cache) == (None, None)
@@ -293,9 +294,9 @@ def test_parallel_draft_reads_its_weights_once_per_step(make_pair: PairFactory) 
 def test_no_break_even_without_tokens_drafts_or_weights(make_pair: PairFactory) -> None:
     pair = make_pair("FP8")
     budget, alone = _budgets(pair)
-    assert break_even(pair, budget._replace(kv_cache_tokens=0), alone) is None
+    assert break_even(pair, msgspec.structs.replace(budget, kv_cache_tokens=0), alone) is None
     assert break_even(replace(pair, num_speculative_tokens=0), budget, alone) is None
-    assert break_even(pair, budget, alone._replace(target_weights_bytes=0)) is None
+    assert break_even(pair, budget, msgspec.structs.replace(alone, target_weights_bytes=0)) is None
 
 
 def test_mixture_of_experts_has_no_low_load_break_even(make_pair: PairFactory) -> None:
@@ -321,7 +322,7 @@ def test_low_load_break_even_is_reported_without_a_full_cache_one() -> None:
 def test_one_byte_target_has_a_break_even(make_pair: PairFactory) -> None:
     pair = make_pair("FP8")
     budget, alone = _budgets(pair)
-    assert break_even(pair, budget, alone._replace(target_weights_bytes=1)) is not None
+    assert break_even(pair, budget, msgspec.structs.replace(alone, target_weights_bytes=1)) is not None
 
 
 # What is said of GPUs that share layers over a network.

@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from specdecode_operator.enums import METHODS_WITH_DRAFT, Method, Precision
@@ -238,7 +239,7 @@ def test_uncalibrated_gpus_have_a_wider_margin(make_pair: PairFactory, product: 
     uncalibrated = estimate(make_pair("FP8"), replace(_device(H200), calibrated=_device(product).calibrated), 2)
     assert uncalibrated.uncalibrated_gpu
     assert uncalibrated.margin_bytes == plain.margin_bytes + round(plain.estimated_bytes / 2)
-    assert uncalibrated._replace(margin_bytes=plain.margin_bytes, uncalibrated_gpu=False) == plain
+    assert msgspec.structs.replace(uncalibrated, margin_bytes=plain.margin_bytes, uncalibrated_gpu=False) == plain
     assert "is uncalibrated" in str(uncalibrated_note(_device(product)))
 
 
