@@ -39,7 +39,14 @@ OF_CAPTURES = (
 ROWS_OF_TRAININGS = "capture/files/training_rows.py"
 OF_TRAININGS = ("training/", ROWS_OF_TRAININGS)
 STEPS_OF_TRAININGS = ("capture/job/pod_files.py", "capture/load/rebuilt_prompts.py")
-WITHOUT_REASONS = {"http_server", "admission_findings", "webhook", "webhook_certificate", "certificate_renewal"}
+WITHOUT_REASONS = {
+    "http_server",
+    "admission_findings",
+    "webhook",
+    "webhook_certificate",
+    "certificate_renewal",
+    "watched_objects",
+}
 HANDLERS = tuple(
     f"handlers/{path.name}" for path in (OPERATOR / "handlers").glob("*.py") if path.stem not in WITHOUT_REASONS
 )
