@@ -316,7 +316,8 @@ _Kind = TypeVar("_Kind", bound=msgspec.Struct)
 
 
 class _List(msgspec.Struct):
-    items: list[msgspec.Raw] | msgspec.UnsetType = msgspec.UNSET
+    items: list[msgspec.Raw] | None | msgspec.UnsetType = msgspec.UNSET
+    """None in an empty list of metadata."""
     metadata: msgspec.Raw = _EMPTY
     kind: str = ""
     apiVersion: str = ""  # noqa: N815  as it is called there
@@ -368,7 +369,7 @@ def read_answer(text: bytes, is_known: Callable[[dict[str, Any]], bool] | None =
     if found.items is msgspec.UNSET:
         return _stub(text) if _is_too_large(text) else read_json(text)
     items, known = [], []
-    for item in map(bytes, found.items):
+    for item in map(bytes, found.items or ()):
         if is_known is not None and is_known(who := msgspec.to_builtins(_decoded(item, _Identified))):
             known.append(who["metadata"]["uid"])
         else:

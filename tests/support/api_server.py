@@ -255,12 +255,15 @@ class ApiServer:
             if plural == call.resource.qualified_plural and call.namespace in ("", namespace)
             if matches(each, selector) and _wanted_name(request) in {"", each["metadata"]["name"]}
         ]
-        if "PartialObjectMetadata" in request.headers.get("Accept", ""):
+        only_metadata = "PartialObjectMetadata" in request.headers.get("Accept", "")
+        if only_metadata:
             items = [{"metadata": each["metadata"]} for each in items]
         begin = int(request.query.get("continue") or 0)
         end = begin + int(request.query.get("limit") or len(items))
         more = {"continue": str(end)} if end < len(items) else {}
-        return {"metadata": {"resourceVersion": str(self._version), **more}, "items": items[begin:end]}
+        # An empty list of metadata has null, as that of the API server.
+        found = None if only_metadata and not items else items[begin:end]
+        return {"metadata": {"resourceVersion": str(self._version), **more}, "items": found}
 
     def _patch(self, call: _Call, live: Body | None, patch: Body, *, applies: bool) -> Body:
         if live is None:

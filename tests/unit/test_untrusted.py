@@ -298,6 +298,7 @@ def test_known_objects_are_reduced_to_their_uid() -> None:
     who = {"name": "a", "namespace": "team", "uid": "uid-a", "resourceVersion": "7", "labels": {"a": "b"}}
     assert asked[0] == {"metadata": who}
     assert read_answer(text(listed()), is_known) == {**listed(), "known": []}
+    assert read_answer(text({**listed(), "items": None}), is_known) == {**listed(), "known": []}
 
 
 def test_response_that_is_no_object_list_is_unchanged() -> None:
