@@ -134,9 +134,9 @@ def test_startup_time_patterns_match_the_log_messages_of_each_version(engine: En
 def test_start_of_the_real_engine_is_timed(small_cache: Server) -> None:
     small_cache.wait_until_healthy()
     seconds = read(small_cache).startup_seconds
-    # On CPU, vLLM does not log how long it loads the model, and captures no graphs.
+    # On CPU, vLLM does not log how long it loads the model, and captures no graphs. A tiny model is ready in 0.00 s.
     assert {"init", "engine"} <= seconds.keys() <= {"init", "compile", "engine"}
-    assert 0 < seconds["init"] < seconds["engine"]
+    assert 0 <= seconds["init"] < seconds["engine"]
 
 
 def logged(source: Path) -> Iterator[str]:

@@ -69,6 +69,7 @@ OURS = {
     "adapter outside of its volume": "the same",
     "adapter's revision in a volume": "the same",
     "image of models without a tag": "the same",
+    "image of models with a scheme": "the same",
     "draft on a claim and an image": "the same",
     "model at the root of an image without a name": "the same",
     "slots without adapters": "there is no adapter that would take them",

@@ -125,7 +125,7 @@ MODELS = {
     "adapter with a name of the target": Bad(
         "adapters: [{name: a, model: org/a, rank: 8}]\nserving: {servedModelNames: [b, a]}",
         "spec.adapters",
-        "could not tell the two apart",
+        "rename one",
     ),
     "two adapters of one name": Bad(
         "adapters: [{name: a, model: org/a, rank: 8}, {name: a, model: org/b, rank: 8}]",

@@ -165,6 +165,11 @@ def status() -> dict[str, Any]:
         "kvCacheTokens": 238_896,
         "maxConcurrency": "29.2",
         "uncalibrated": "No public log of this GPU confirms the figures.",
+        "startup": {
+            "preparation": {"fastestSeconds": 0, "slowestSeconds": 600},
+            "engine": {"fastestSeconds": 20, "slowestSeconds": 840},
+            "deadlineSeconds": 1080,
+        },
         "chosenBy": "Quality among target BF16 and draft BF16",
         "fixes": ["none"],
         "advice": ["none"],
@@ -176,6 +181,13 @@ def status() -> dict[str, Any]:
         "kvCacheResidualBytes": 205_520_896,
         "kvCacheResidual": "+0.4%",
         "maxConcurrency": "29.1",
+        "startup": {
+            "pod": "good-0",
+            **{
+                f"{part}Seconds": 1
+                for part in ("preparation", "download", "engine", "load", "compile", "warmUp", "graphs")
+            },
+        },
         "numSpeculativeTokens": 5,
         "draftTokens": 100,
         "acceptedTokens": 71,
