@@ -145,7 +145,7 @@ def _tagged(field: str) -> Rule:
     """Return the rule that an image has a tag or a digest."""
     image = f"self.{field}"
     return rule(
-        rf"!has({image}) || {image}.matches('^[^[:space:]/][^[:space:]]*$') && !{image}.contains('://') &&"
+        rf"!has({image}) || {image}.matches('^[^[:space:]/][^[:space:]]*$') && !{image}.matches('://') &&"
         rf" ({image}.matches(':[A-Za-z0-9_][A-Za-z0-9._-]{{0,127}}$') || {image}.matches('@sha256:[0-9a-f]{{64}}$'))",
         f"{field}: is {{{image}}}, which is not an image with a tag or a digest: add a tag (:v1) or a digest"
         " (@sha256:…), and leave out https:// and blanks",
