@@ -316,7 +316,7 @@ _Kind = TypeVar("_Kind", bound=msgspec.Struct)
 
 
 class _List(msgspec.Struct):
-    items: list[msgspec.Raw] | None | msgspec.UnsetType = msgspec.UNSET
+    items: list[msgspec.Raw] | msgspec.UnsetType | None = msgspec.UNSET
     """None in an empty list of metadata."""
     metadata: msgspec.Raw = _EMPTY
     kind: str = ""
