@@ -22,7 +22,7 @@ _RELIST: Final = b'{"type":"ERROR","object":{"code":410}}'
 
 _HELD: Final = "heldByOperator"
 """Key of an object of which kopf has only the identity."""
-_MOST_HELD: Final = 20_000
+_MOST_HELD: Final = 5_000
 """Limit of objects that no handler has taken. kopf drops an event only if its handling fails."""
 
 
