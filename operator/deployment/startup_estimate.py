@@ -22,8 +22,7 @@ def planned_startup(facts: Facts, chosen: Row, rates: Rates = UNKNOWN_RATES) -> 
         downloads_target=model_locations.TARGET in fetched,
         downloads_draft=model_locations.DRAFT in fetched,
         downloads_once=model_locations.downloads_to_cache(spec),
-        # Engines on several nodes publish no compiled code.
-        keeps_compiled=spec.models.cache is not None and chosen.nodes == 1,
+        keeps_compiled=spec.models.cache is not None,
         rates=rates,
     )
     return estimate_startup(facts.pair, chosen.budget, chosen.split, conditions)

@@ -106,16 +106,13 @@ _SURGE_STRATEGY: Final = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge":
 def objects_to_apply(desired: DesiredState, live: Collection[Body], kept_managers: Collection[str] = ()) -> list[Body]:
     """Return the children to apply; during a pause, without a workload that would replace one of another kind."""
     workload = desired.workload
-    # The Service first: of all names, a user's object most likely has its name, and then nothing else is created.
-    others = [child for child in desired.children if child is not workload]
-    others.sort(key=lambda child: child["kind"] != SERVICE.kind)
-    if workload is None or _paused_workload(desired, live) is not None:
-        return others
-    running = next((child for child in live if identity(child) == identity(workload)), None)
-    # The plan comes after the engines, because only people and tools read it.
-    others.sort(key=_has_plan)
-    number = sum(not _has_plan(child) for child in others)
-    return [*others[:number], _guarded(workload, running, kept_managers), *others[number:]]
+    children = [child for child in desired.children if child is not workload]
+    if workload is not None and _paused_workload(desired, live) is None:
+        running = next((child for child in live if identity(child) == identity(workload)), None)
+        children.append(_guarded(workload, running, kept_managers))
+    # The Service first: of all names, a user's object most likely has its name, and then nothing else is created. The
+    # plan last, because only people and tools read it.
+    return sorted(children, key=lambda child: (_has_plan(child), child["kind"] != SERVICE.kind))
 
 
 def _has_plan(child: Body) -> bool:

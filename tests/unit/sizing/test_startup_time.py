@@ -11,7 +11,7 @@ from specdecode_operator.sizing.arithmetic import MIB
 from specdecode_operator.sizing.catalogue import find_geometry
 from specdecode_operator.sizing.devices import find_device
 from specdecode_operator.sizing.memory.budget import estimate
-from specdecode_operator.sizing.pair import EngineLimits, Pair, Parallelism
+from specdecode_operator.sizing.pair import Pair, Parallelism
 from specdecode_operator.sizing.startup_time import (
     Phase,
     Rates,
@@ -20,6 +20,7 @@ from specdecode_operator.sizing.startup_time import (
     StartupTime,
     estimate_startup,
 )
+from tests.support.llama import ARTICLE_LIMITS
 
 RUNS = [run for name in ("h100_v019.jsonl", "later_runs.jsonl") for run in read_runs(name)]
 TIMED = [run for run in RUNS if "startup_s" in run["observed"]]
@@ -78,16 +79,6 @@ def test_each_measured_phase_lies_in_its_range(run: dict[str, Any]) -> None:
 
 
 LLAMA_8B = find_geometry("meta-llama/Llama-3.1-8B-Instruct")
-LIMITS = EngineLimits(
-    max_model_len=8192,
-    max_num_seqs=256,
-    max_num_batched_tokens=8192,
-    block_size=16,
-    kv_cache_element_bytes=None,
-    memory_utilization_percent=92,
-    enforce_eager=False,
-    min_concurrency=1,
-)
 
 
 USUAL = StartConditions()
@@ -95,7 +86,7 @@ USUAL = StartConditions()
 
 def startup(conditions: StartConditions = USUAL, **changes: Any) -> StartupTime:
     assert LLAMA_8B is not None
-    pair = replace(Pair(LLAMA_8B, Precision.BF16, None, None, "none", 0, LIMITS), **changes)
+    pair = replace(Pair(LLAMA_8B, Precision.BF16, None, None, "none", 0, ARTICLE_LIMITS), **changes)
     device = find_device("NVIDIA-H100-80GB-HBM3")
     assert device is not None
     return estimate_startup(pair, estimate(pair, device, 1), Parallelism(), conditions)
@@ -129,7 +120,7 @@ def test_caches_lower_the_fastest_end_only() -> None:
 
 
 def test_eager_engine_neither_compiles_nor_captures() -> None:
-    found = startup(limits=replace(LIMITS, enforce_eager=True))
+    found = startup(limits=replace(ARTICLE_LIMITS, enforce_eager=True))
     assert list(found.engine) == [Phase.PROCESS, Phase.LOAD, Phase.WARM_UP]
 
 
