@@ -159,6 +159,11 @@ engine-new *arguments: setup
 bench *arguments: setup
     @{{ python }} -m bench.command "$@"
 
+# Compare a run of the benchmarks (RUN.json HISTORY.jsonl, --add) with the last seven, and fail if figures became worse
+[group('checks')]
+bench-history *arguments: setup
+    @{{ python }} -m bench.history "$@"
+
 # Compare the operator with LeaderWorkerSets on many objects (--objects 100,1000, --alone); needs root
 [group('checks')]
 bench-operator *arguments: setup

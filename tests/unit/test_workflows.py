@@ -1,14 +1,17 @@
 """CI runs every part of the suite, and every long test runs somewhere."""
 
+import json
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from bench.figures import Figure, Row, Run, write_run
 from devcluster.builds.binaries import CONTROL_PLANES, GROUPS
 from tests.parts import NAMES
 from tests.repeat import PARTS
@@ -22,6 +25,7 @@ WRITES = {
     "docs.yml publish": {"pages", "id-token"},
     "engine-new.yml newest": {"issues"},
     "flaky.yml report": {"issues"},
+    "nightly.yml compare": {"contents"},
     "release.yml release": {"contents", "packages", "id-token", "attestations"},
     "scorecard.yml analyze": {"security-events", "id-token"},
 }
@@ -153,6 +157,40 @@ def test_flaky_tests_of_all_parts_go_into_one_issue(tmp_path: Path, failed: list
     assert created == (["issue create --title Flaky tests"] if failed else [])
     assert re.findall("^## (.*):", body, re.MULTILINE) == sorted(failed)
     assert body.endswith("Output of the tests: https://run\n" if failed else "")
+
+
+def test_nightly_benchmarks_are_compared_and_kept_on_a_branch(tmp_path: Path) -> None:
+    origin = tmp_path / "origin/project"
+    subprocess.run(["git", "init", "--quiet", "--bare", origin], check=True)
+    parts = {step.get("name"): step.get("run") for step in jobs(WORKFLOWS / "nightly.yml")["compare"]["steps"]}
+
+    def night(name: str, api_calls: float) -> tuple[list[int], list[str]]:
+        folder = tmp_path / name
+        folder.mkdir()
+        write_run(folder / "run.json", Run({"date": name}, [Row("scale", Figure("API calls", api_calls, "an object"))]))
+        for program, does in (("gh", ""), ("just", f'shift; exec {sys.executable} -m bench.history "$@"')):
+            (folder / program).write_text(f"#!/bin/sh\n{does}\n")
+            (folder / program).chmod(0o755)
+        environment = os.environ | {
+            "PATH": f"{folder}:{os.environ['PATH']}",
+            "GITHUB_SERVER_URL": f"file://{origin.parent}",
+            "GITHUB_REPOSITORY": origin.name,
+            "GITHUB_SHA": "0123abc",
+            "GITHUB_STEP_SUMMARY": str(folder / "summary.md"),
+        }
+        codes = []
+        for part, place in (("Get the history", "."), ("Compare", "."), ("Keep the history", "history")):
+            shell = ["bash", "-e", "-o", "pipefail", "-c", parts[part]]
+            codes.append(subprocess.run(shell, cwd=folder / place, env=environment, check=False).returncode)
+        shown = ["git", "-C", str(origin), "show", "bench-history:bench.jsonl"]
+        kept = subprocess.run(shown, check=True, capture_output=True, text=True).stdout.splitlines()
+        return codes, [json.loads(line)["runs"][0]["machine"]["date"] for line in kept]
+
+    names = ["first", "second", "third"]
+    for number, name in enumerate(names, 1):
+        assert night(name, 10.0) == ([0, 0, 0], names[:number])
+    assert night("worse", 12.0) == ([0, 1, 0], [*names, "worse"])
+    assert "| scale | API calls |" in (tmp_path / "worse/summary.md").read_text()
 
 
 NEW_ENGINE: str = steps(WORKFLOWS / "engine-new.yml")[-1]["run"]

@@ -29,6 +29,9 @@ WORSE: Final = 0.1
 _FENCE: Final = 1.5
 """Interquartile ranges between the upper quartile and an outlier, as in a box plot."""
 
+_RATIO: Final = "x"
+"""Unit of a ratio to the peer."""
+
 _COUNTED: Final = ("", "an object", "kB an object", "a minute", "bytes", "MB", "MiB")
 _COUNTED_OF: Final = "of "
 """Prefix of the units of numbers such as `of 26 logs`."""
@@ -61,10 +64,6 @@ class Worse:
         old, new = (quantity(value, self.new.unit) for value in (self.old, self.new.value))
         by = f"{abs(self.new.value / self.old - 1):.0%}" if self.old else ""
         return part, label(name), old, new, by, against if self.new.unit == _RATIO else ""
-
-
-_RATIO: Final = "x"
-"""Unit of a ratio to the peer."""
 
 
 class HistoryError(Exception):
@@ -104,7 +103,7 @@ class Comparison:
         waiting = len(self._now) - len(self.compared)
         yield f"- Worse by more than {WORSE:.0%} and outside the spread: {len(worse)} of {len(self.compared)} figures"
         yield f"- Not compared, because fewer than {FEWEST} earlier nights have a value: {waiting}"
-        yield f"- Not compared, because times and rates without a peer depend on the machine: {self.left_out}"
+        yield f"- Not compared, because they depend on the machine (times and shares without a peer): {self.left_out}"
         for title, keys in (("New", self.new if self.nights else []), ("Missing", self.missing)):
             if keys:
                 yield f"- {title}: {'; '.join(f'{part}: {label(name)} ({against})' for part, name, against in keys)}"

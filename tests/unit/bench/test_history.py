@@ -80,7 +80,7 @@ def test_slower_machine_raises_no_alarm(bench: Bench) -> None:
 
     assert code == 0
     assert "0 of 1 figures" in output
-    assert "without a peer depend on the machine: 1" in output
+    assert "(times and shares without a peer): 1" in output
 
 
 def test_spread_of_earlier_nights_hides_a_small_difference_only(bench: Bench) -> None:
@@ -130,10 +130,10 @@ def test_fewer_than_three_nights_are_not_enough_to_compare(bench: Bench) -> None
 
 
 def test_only_the_last_seven_nights_count(bench: Bench) -> None:
-    for ratio in (*[0.5] * 7, *[1.0] * 7):
+    for ratio in (*[1.0] * 7, *[0.5] * 7):
         bench.night(create(ratio))
 
-    assert bench.night(create(1.0))[0] == 0
+    assert bench.night(create(1.0))[0] == 1
 
 
 def test_new_missing_and_unmeasured_figures_are_named_and_do_not_fail(bench: Bench) -> None:
@@ -183,6 +183,16 @@ def test_broken_line_of_the_history_gives_one_error_and_adds_nothing(bench: Benc
     assert output.count("\n") == 1
     assert f"{bench.file}: line 2: " in output
     assert bench.lines == lines
+
+
+def test_history_that_is_not_text_gives_one_error(bench: Bench) -> None:
+    bench.file.write_bytes(b"\xff")
+
+    code, output = bench.night(create(1.0))
+
+    assert (code, output.count("\n")) == (2, 1)
+    assert f"{bench.file}: " in output
+    assert bench.file.read_bytes() == b"\xff"
 
 
 @pytest.mark.parametrize("text", [None, "not JSON", '{"runs": []}', "\udcff"])
