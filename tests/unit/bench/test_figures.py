@@ -1,4 +1,4 @@
-"""The table of `./just bench`, its file, and what happens to a name that it does not know and to a part that fails."""
+"""The table and the file of `./just bench`, unknown names, and parts that fail."""
 
 import json
 from pathlib import Path
@@ -67,8 +67,8 @@ def test_failed_part_is_reported_and_others_are_measured(capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("only", "said"),
     [
-        ("sizng", "'sizng' is no area and no part: did you mean sizing?"),
-        ("sizing,", "'' is no area and no part: use some of sizing, "),
+        ("sizng", "'sizng' is neither an area nor a part: did you mean sizing?"),
+        ("sizing,", "'' is neither an area nor a part: use some of sizing, "),
     ],
 )
 def test_unknown_part_name_is_reported_before_measuring(

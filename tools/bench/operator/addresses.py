@@ -1,6 +1,6 @@
-"""How fast the API server makes Services: a cluster address is given to one at a time, and none to headless ones.
+"""Measures how fast the API server creates Services. It allocates cluster addresses one after the other.
 
-A bound of creation that is not the operator's: its Services have addresses, those of LeaderWorkerSets have none.
+This limits creation regardless of the operator: its Services have addresses, and those of LeaderWorkerSets are headless.
 """
 
 import time
@@ -12,11 +12,11 @@ from bench.operator.stand import Stand
 SERVICES: Final = 100
 _NAMESPACE: Final = "default"
 _AT_ONCE: Final = 16
-"""As many objects as the operator works on at a time."""
+"""Number of objects that the operator reconciles in parallel."""
 
 
 def service_s(stand: Stand, *, headless: bool) -> float:
-    """Return the time that each of some Services takes, several asked for at a time; they are gone at the end."""
+    """Create Services in parallel, delete them, and return the creation time per Service."""
     spec: dict[str, Any] = {"ports": [{"port": 80}]} | ({"clusterIP": "None"} if headless else {})
     names = [f"floor-{number}" for number in range(SERVICES)]
 

@@ -1,4 +1,4 @@
-"""How long the admission webhook takes for an answer: of every example, and of what fits nowhere."""
+"""Measures the CPU time of admission reviews for all examples, and for an object that fits on no node."""
 
 import statistics
 import time
@@ -18,7 +18,7 @@ ROUNDS: Final = 200
 
 
 def answer_s(body: dict[str, Any]) -> tuple[float, float]:
-    """Return the median and the longest CPU time of answers to the creation of an object."""
+    """Return the median and the longest CPU time of the review of a new object."""
     request = {"uid": "u", "operation": "CREATE", "namespace": "default", "object": body}
     review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
     times = []

@@ -1,4 +1,4 @@
-"""What one user asked the API server for, as the API server wrote it down."""
+"""Counts the requests of one user in the API server's audit log."""
 
 import json
 import os
@@ -12,11 +12,11 @@ STATUS_WRITE: Final = "patch specdecodedeployments/status"
 _LEASES: Final = " leases"
 _READS: Final = ("get ", "list ", "watch ")
 _COUNTED: Final = frozenset({"ResponseComplete", "Panic"})
-"""A watch is written down when it begins and when it ends: it counts once, when it ends."""
+"""Stages that count. A watch is logged when it starts and when it ends, and counts when it ends."""
 
 
 class AuditCounts:
-    """Counts of one user's requests, such as ``patch services``; read on from where it was read before."""
+    """Counts of one user's requests, such as ``patch services``. Each read continues after the previous one."""
 
     def __init__(self, file: Path, user: str) -> None:
         self._file, self._user = file, user
@@ -24,10 +24,10 @@ class AuditCounts:
         self._rest = b""
         self._counts: Counter[str] = Counter()
         self.server_s = 0.0
-        """What the API server took for those that are no watch and hold no Lease, from receiving to having answered."""
+        """Time that the API server took for the requests, without watches and Leases."""
 
     def read(self) -> Counter[str]:
-        """Return the counts of all requests until now."""
+        """Return the counts of all requests so far."""
         while self._open is not None or self._file.exists():
             if self._open is None:
                 self._open = self._file.open("rb")
@@ -39,7 +39,7 @@ class AuditCounts:
                     self.server_s += took_s
             if self._file.exists() and self._file.stat().st_ino == _inode(self._open):
                 break
-            self._open.close()  # the API server began a new file at 100 MB
+            self._open.close()  # the API server rotates the file at 100 MB
             self._open = None
         return self._counts.copy()
 
@@ -50,7 +50,7 @@ class AuditCounts:
 
 
 def calls(lines: Iterable[bytes], user: str) -> Iterator[tuple[str, float]]:
-    """Yield what a user asked for, and how long the API server took, by the lines of an audit log."""
+    """Yield each request of a user in an audit log, and the time that the API server took."""
     mark = f'"username":"{user}"'.encode()
     for line in lines:
         if mark not in line:
@@ -66,12 +66,12 @@ def calls(lines: Iterable[bytes], user: str) -> Iterator[tuple[str, float]]:
 
 
 def about_objects(counts: Counter[str]) -> Counter[str]:
-    """Return the calls beside those that hold a Lease."""
+    """Return the calls without those for Leases."""
     return Counter({call: number for call, number in counts.items() if _LEASES not in call})
 
 
 def writes(counts: Counter[str]) -> int:
-    """Return how many of these write."""
+    """Return the number of calls that write."""
     return sum(number for call, number in about_objects(counts).items() if not call.startswith(_READS))
 
 

@@ -1,9 +1,9 @@
-"""All simulated engines of a cluster in one process: each pod's address answers /metrics and /version.
+"""Serves /metrics and /version for all simulated engines of a cluster, in one process.
 
     python -m bench.operator.engines PORT
 
-Runs in the cluster's network namespace, where a route makes every address of simulated pods its own. The page has
-all that vLLM says there and never changes: engines that serve evenly, of which nothing new is to be told.
+Runs in the cluster's network namespace, where a local route covers the addresses of all simulated pods. The page has all
+metrics of vLLM and never changes, like that of engines under constant load.
 """
 
 import asyncio
@@ -16,14 +16,14 @@ from typing import Any, Final, cast
 from specdecode_operator.replay.server.served_answers import Exposition, Meter
 
 ACCEPTED: Final = [200, 300, 200, 200, 100]
-"""Drafts of up to four tokens, by how many of them were accepted."""
+"""Number of drafts of up to four tokens, by number of accepted tokens."""
 
 _BLOCKS: Final = "28400"
 
 
 @dataclass(frozen=True)
 class _EvenLoad:
-    """What the engine says of its load."""
+    """Constant load of an engine."""
 
     running: int = 8
     waiting: int = 0
@@ -33,16 +33,16 @@ class _EvenLoad:
     preemptions: int = 0
 
     def load(self) -> "_EvenLoad":
-        """Return it."""
+        """Return the load."""
         return self
 
     def now_ms(self) -> float:
-        """Return a time that stands still."""
+        """Return a constant time."""
         return 0.0
 
 
 def page() -> bytes:
-    """Return what every engine says at /metrics: some 20 kB, with all of vLLM's histograms."""
+    """Return the metrics page of every engine: about 20 kB, with all histograms of vLLM."""
     still = cast("Any", _EvenLoad())
     meter = Meter(still, len(ACCEPTED) - 1)
     meter.drafts_by_accepted = ACCEPTED
@@ -53,17 +53,17 @@ def page() -> bytes:
 
 
 class _Connection(asyncio.Protocol):
-    """One client; a request is a line and headers, and has no body."""
+    """Connection of one client. Requests have no body."""
 
     answers: dict[bytes, bytes]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
+        """Keep the transport."""
         self._transport = cast("asyncio.Transport", transport)
         self._received = b""
 
     def data_received(self, data: bytes) -> None:
-        """Answer what was asked wholly."""
+        """Answer each complete request."""
         self._received += data
         while (end := self._received.find(b"\r\n\r\n")) >= 0:
             head, self._received = self._received[:end], self._received[end + 4 :]
@@ -77,7 +77,7 @@ def _answer(status: bytes, kind: bytes, body: bytes) -> bytes:
 
 
 async def serve(port: int) -> None:
-    """Answer until a signal ends the process."""
+    """Serve until SIGTERM."""
     version = json.dumps({"version": "0.33.0"}).encode()
     _Connection.answers = {
         b"/metrics": _answer(b"200 OK", b"text/plain; version=0.0.4", page()),

@@ -1,4 +1,4 @@
-"""What a page of /metrics says: single values, and quantiles of a histogram between two scrapes."""
+"""Reads values from a metrics page, and computes quantiles of a histogram between two scrapes."""
 
 import math
 from collections.abc import Mapping
@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from prometheus_client.parser import text_string_to_metric_families
 
 Buckets = Mapping[float, float]
-"""How many observations were no larger than each bound."""
+"""Number of observations up to each bound."""
 
 
 def buckets(page: str, name: str, labels: Mapping[str, str]) -> dict[float, float]:
-    """Return the buckets of a histogram on a page of /metrics, of all series that have the labels together."""
+    """Return the buckets of a histogram, summed over all series with the labels."""
     found: dict[float, float] = {}
     for family in text_string_to_metric_families(page):
         for sample in family.samples:
@@ -21,12 +21,12 @@ def buckets(page: str, name: str, labels: Mapping[str, str]) -> dict[float, floa
 
 
 def value(page: str, name: str) -> float:
-    """Return the only value of a name on a page of /metrics.
+    """Return the first value of a metric.
 
     Raises
     ------
     LookupError
-        When there is none.
+        When the page does not have the metric.
     """
     for family in text_string_to_metric_families(page):
         for sample in family.samples:
@@ -36,14 +36,14 @@ def value(page: str, name: str) -> float:
 
 
 def since(before: Buckets, after: Buckets) -> dict[float, float]:
-    """Return what was observed between two scrapes; a process that is another one begins from nothing."""
+    """Return the observations between two scrapes. For a new process, ``before`` is empty."""
     return {bound: count - before.get(bound, 0) for bound, count in after.items()}
 
 
 def quantile(observed: Buckets, share: float) -> float | None:
-    """Return a quantile as Prometheus' `histogram_quantile` does, evenly within a bucket.
+    """Return a quantile as Prometheus' `histogram_quantile` does, by linear interpolation within a bucket.
 
-    None where nothing was observed; the last bound where it lies beyond it.
+    None without observations. The largest finite bound if the quantile lies above it.
     """
     bounds = sorted(observed)
     if not bounds or not observed[bounds[-1]]:

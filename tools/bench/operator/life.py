@@ -1,4 +1,4 @@
-"""The life of many objects, from their creation to their deletion, as it is measured."""
+"""Measures the life of many objects, from creation to deletion."""
 
 import time
 from collections.abc import Callable
@@ -16,33 +16,33 @@ CHILDREN, SETTLED, IDLE, RESTART, UPDATE, DELETE = "children", "settled", "idle"
 
 @dataclass
 class Life:
-    """What one controller took for one number of objects."""
+    """Costs of one controller for one number of objects."""
 
     objects: int
     idle_s: float
     costs: dict[str, Cost] = field(default_factory=dict)
-    """By phase; ``settled`` begins with ``children``, and ends when all is at rest."""
+    """By phase. ``settled`` begins with ``children``, and ends when the controller is idle."""
 
     reactions_s: list[float] = field(default_factory=list)
     restart_s: float = 0.0
-    """From its start until changes that were made meanwhile are acted on."""
+    """From the start of the controller until it has applied changes that were made while it was down."""
 
     service_s: tuple[float, float] = (0.0, 0.0)
-    """What the API server alone takes for a Service with an address, and for a headless one."""
+    """Time of the API server for a Service with an address, and for a headless Service."""
 
     look_interval_s: float = 0.0
-    """How often each engine is asked, as the operator says it."""
+    """Polling interval per engine, from the metrics of the operator."""
 
     ready: int = 0
     ready_s: float = 0.0
     memory: dict[str, Memory] = field(default_factory=dict)
-    """After phases."""
+    """After each phase."""
 
 
 def operator_life(
     operator: Operator, objects: int, idle_s: float, say: Callable[[str], None], *, until: str = DELETE
 ) -> Life:
-    """Measure this operator up to a phase, which is the restart or the last one."""
+    """Measure this operator up to the phase RESTART or DELETE."""
     life, measured = Life(objects, idle_s), Measured(operator, objects, say)
     life.service_s = service_s(operator.stand, headless=False), service_s(operator.stand, headless=True)
     with measured.running():
@@ -71,7 +71,7 @@ def operator_life(
 def groups_life(groups: LeaderWorkerSets, objects: int, idle_s: float, say: Callable[[str], None]) -> Life:
     """Measure the controller of LeaderWorkerSets."""
     eventually(lambda: not groups.stand.has_pods(), "no pods are left", 300.0 + objects)
-    groups.start()  # its kind must be there before it is watched
+    groups.start()  # a watch needs its CRD
     life, measured = Life(objects, idle_s), Measured(groups, objects, say)
     with measured.running():
         with measured.costing(life.costs, SETTLED):
@@ -86,7 +86,7 @@ def groups_life(groups: LeaderWorkerSets, objects: int, idle_s: float, say: Call
 
 
 def _steady(life: Life, measured: Measured) -> None:
-    """Measure what is done with all objects present: nothing, single changes, and a restart."""
+    """Measure the idle time, single changes and a restart, with all objects present."""
     with measured.costing(life.costs, IDLE):
         time.sleep(life.idle_s)
     life.reactions_s = measured.reactions_s()

@@ -1,4 +1,4 @@
-"""A life of many objects under one controller, phase by phase, and what each phase cost."""
+"""Runs a controller with many objects through the phases of their life, and measures the cost of each."""
 
 import os
 import time
@@ -21,11 +21,11 @@ from devcluster.host.errors import ClusterError
 from tests.support.waiting import eventually
 
 _AT_ONCE: Final = 4
-"""Requests of the bench at the same time."""
+"""Parallel requests of the bench."""
 _QUIET_S: Final = 20.0
-"""Longer than from one round of looks of the operator to the next: were there something to write, it would."""
+"""Longer than the resync period of the operator, so that pending writes would happen."""
 SETTLED_QUIET_S: Final = 80.0
-"""The same after a start of engines: of each the first figures are written a minute after it answered."""
+"""The same after engines start. The operator writes their first figures a minute after the first answer."""
 _LOOK_S: Final = 0.5
 _REACTIONS: Final = 10
 _DURATION: Final = "specdecode_reconcile_duration_seconds"
@@ -33,7 +33,7 @@ _DURATION: Final = "specdecode_reconcile_duration_seconds"
 
 @dataclass(frozen=True)
 class Cost:
-    """What was taken from one moment to another."""
+    """Resources used between two moments."""
 
     wall_s: float
     cpu_s: float
@@ -41,22 +41,22 @@ class Cost:
     wire_bytes: int
     etcd_writes: int
     reconciles: dict[float, float]
-    """Buckets of the operator's own histogram; empty for others."""
+    """Buckets of the operator's histogram; empty for the peer."""
     server_s: float
-    """What the API server took for the calls."""
+    """Time that the API server took for the calls."""
     looks: list[Look]
-    """What the operator says of its reconciles; empty for others."""
+    """Reconciles in the operator's log; empty for the peer."""
     others_s: float
-    """CPU time that others took of the machine: what does not belong to the bench and its cluster."""
+    """CPU time of all processes outside the bench and its cluster."""
 
     @property
     def others_cores(self) -> float:
-        """How many cores others took all the while: where they take more, everything takes longer."""
+        """Average number of cores that other processes used. More load makes all times longer."""
         return max(0.0, self.others_s / self.wall_s)
 
 
 class Measured:
-    """One controller with its objects, and counters that are read between phases."""
+    """A controller, its objects, and the counters that are read before and after each phase."""
 
     def __init__(self, subject: Subject, objects: int, say: Callable[[str], None]) -> None:
         self.subject, self.say = subject, say
@@ -69,7 +69,7 @@ class Measured:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Let the controller run in the block."""
+        """Run the controller during the block."""
         try:
             self.subject.start()
             yield
@@ -81,7 +81,7 @@ class Measured:
 
     @contextmanager
     def costing(self, costs: dict[str, Cost], phase: str) -> Iterator[None]:
-        """Keep what the block costs under the name of the phase."""
+        """Store the cost of the block under the name of the phase."""
         pid, before = self.subject.pid, self._moment()
         yield
         after, is_same = self._moment(), self.subject.pid == pid
@@ -99,7 +99,7 @@ class Measured:
         self.say(f"{phase}: {costs[phase].wall_s:.1f} s, {costs[phase].cpu_s:.1f} s CPU")
 
     def memory(self) -> Memory:
-        """Return what memory the controller has, and had at most since its start."""
+        """Return the current and the peak memory of the controller."""
         return memory(self.subject.pid)
 
     def create(self) -> None:
@@ -110,7 +110,7 @@ class Measured:
             self._wait(self.children[kind], lambda seen, n=wanted: len(seen) >= n, f"all {kind} are there")  # type: ignore[misc]
 
     def wait_until_ready(self) -> int:
-        """Wait until all objects are Ready, and return how many are: fewer than all when time is over."""
+        """Wait until all objects are Ready or the deadline has passed, and return the number of Ready objects."""
         with suppress(NotInTimeError):
             self._wait(
                 self.parents,
@@ -120,7 +120,7 @@ class Measured:
         return self.parents.count(_is_ready)
 
     def rest(self, quiet_s: float = _QUIET_S) -> None:
-        """Wait until the controller has written nothing for a while, but its Lease."""
+        """Wait until the controller has written only its Lease for a while."""
         written, since_s = writes(self._audit.read()), time.monotonic()
         end_s = since_s + self.deadline_s
         while time.monotonic() - since_s < quiet_s:
@@ -130,14 +130,14 @@ class Measured:
             if now != written:
                 written, since_s = now, time.monotonic()
             if time.monotonic() > end_s:
-                raise NotInTimeError(f"{self.subject.title} does not come to rest")
+                raise NotInTimeError(f"{self.subject.title} does not become idle")
 
     def reactions_s(self) -> list[float]:
-        """Change some objects, one after the other; return how long each change took to reach its workload."""
+        """Change objects one after the other, and return the time until each change reached its workload."""
         return [self._reaction_s(name) for name in _spread(self.names, _REACTIONS)]
 
     def restart(self) -> float:
-        """Restart the controller with changes that nobody has seen, and return when all of them were acted on."""
+        """Restart the controller with pending changes, and return the time until all are applied."""
         subject, changed = self.subject, _spread(self.names[1:], 3)
         before = self.children[subject.workload].generations()
         subject.stop()
@@ -168,7 +168,7 @@ class Measured:
             self._wait(watched, lambda seen: not seen, f"all {kind} are gone")
 
     def for_each(self, act: Callable[[Name], None], names: Iterable[Name]) -> None:
-        """Do something to objects, some at the same time."""
+        """Act on objects in parallel."""
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             for _ in pool.map(act, names):
                 pass
@@ -199,9 +199,9 @@ class Measured:
         return self._moved_s(name, before) - started_s
 
     def _moved_s(self, name: Name, before: int) -> float:
-        """Return when the spec of an object's workload was first seen to be another."""
+        """Return when the watch first showed a new spec of an object's workload."""
         workloads = self.children[self.subject.workload]
-        self._wait(workloads, lambda seen: seen[name].generation > before, f"{name} is acted on")
+        self._wait(workloads, lambda seen: seen[name].generation > before, f"{name} is applied")
         return workloads.seen(name).at_s
 
     def _is_changed(self, name: Name) -> bool:
@@ -218,7 +218,7 @@ def _is_ready(seen: Seen) -> bool:
 
 
 def _spread(names: list[Name], count: int) -> list[Name]:
-    """Return so many of some names, from the first to the last."""
+    """Return names at equal distances, from the first to the last."""
     count = min(count, len(names))
     last = len(names) - 1
     return [names[round(place * last / max(1, count - 1))] for place in range(count)]
