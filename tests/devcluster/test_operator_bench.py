@@ -36,7 +36,7 @@ def test_a_handful_of_objects_gives_every_row_and_leaves_nothing(tmp_path: Path)
     rows = {row["name"].removeprefix(f"{OBJECTS} objects: "): row for row in run["figures"]}
     values = {name: row["value"] for name, row in rows.items()}
 
-    assert f"{OBJECTS} are" in rows["create, until all are Ready"]["remark"], "every engine is asked, and answers"
+    assert f"{OBJECTS} are Ready" in rows["create, until all are Ready"]["remark"], "every engine is asked, and answers"
     assert rows["create, until all children are there"]["against"]["value"] > 0
     service = rows["API server alone, a Service with an address"]
     assert service["value"] > 0

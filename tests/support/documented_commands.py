@@ -497,7 +497,10 @@ NOT_RUN: Final[dict[tuple[str, str], str]] = {
     ("docs/operate/verify-a-rollout.md", "specdecode attestation verify"): _FULCIO,
     ("docs/operate/verify-a-rollout.md", "cosign verify-blob-attestation --bundle"): _FULCIO,
     ("docs/design/benchmarks.md", "./just bench"): _MEASURED,
-    ("docs/design/benchmarks.md", "git fetch origin bench-history"): "needs the branch: tests/unit/test_workflows.py has one",
+    (
+        "docs/design/benchmarks.md",
+        "git fetch origin bench-history",
+    ): "needs the branch: tests/unit/test_workflows.py has one",
     ("docs/design/replay-accuracy.md", ".venv/bin/python -m bench.replay.fidelity"): _MEASURED,
     ("docs/design/decay.md", "$ .venv/bin/python -m bench.evidence.decay"): _MEASURED,
     ("docs/design/policy.md", "$ .venv/bin/python -m bench.evidence.policy"): _MEASURED,

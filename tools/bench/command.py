@@ -100,7 +100,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="./just bench")
     parser.add_argument("--only", metavar="NAME,…", help=f"areas or parts: {', '.join((*PARTS, *LONG_PARTS))}")
     parser.add_argument("--all", action="store_true", help=f"also the long parts: {', '.join(LONG_PARTS)}")
-    parser.add_argument("--json", type=runs_file, metavar="FILE", help="add the run to FILE, with the facts of the machine")
+    parser.add_argument(
+        "--json", type=runs_file, metavar="FILE", help="add the run to FILE, with the facts of the machine"
+    )
     asked = parser.parse_args(arguments)
     try:
         parts = chosen(asked.only, every=asked.all)

@@ -1,4 +1,4 @@
-"""The pure parts of `./just bench-operator`: what is counted, quantiles, and the rows."""
+"""The parts of `./just bench-operator` that need no cluster: counts, quantiles and rows."""
 
 import json
 from collections import Counter
@@ -76,9 +76,9 @@ def test_audit_calls_are_counted_once_across_log_rotation(tmp_path: Path) -> Non
     file.write_bytes(line("patch", "services"))
     found = counts.read()
     assert found == {"watch pods": 1, "patch services": 2, STATUS_WRITE: 1, "patch leases": 1}
-    assert about_objects(found).total() == 4, "who leads is nobody's object"
+    assert about_objects(found).total() == 4, "Leases do not count"
     assert writes(found) == 3
-    assert counts.server_s == 0.75, "of three calls; a watch takes as long as it is wanted"
+    assert counts.server_s == 0.75, "of three calls, without the watch"
     counts.close()
 
 
@@ -119,7 +119,7 @@ def test_rows_compare_the_operator_with_its_peer_and_show_growth(monkeypatch: py
     create = rows["100 objects: create, until all children are there"]
     assert create.against is not None
     assert (create.value, create.against.value) == (10.0, 5.0)
-    assert "others took 0.2 cores meanwhile, 0.2 in the turn of the peer" in create.remark
+    assert "other processes used 0.2 cores, 0.2 during the turn of the peer" in create.remark
     ratio = rows["100 objects: create, times the peer's"]
     assert ratio.against is not None
     assert ratio.value == 2.0
@@ -133,11 +133,12 @@ def test_rows_compare_the_operator_with_its_peer_and_show_growth(monkeypatch: py
     assert "worst 300" in rows["200 objects: one change amid them, median of 3"].remark
     assert rows["200 objects: reconcile P99, update"].value == pytest.approx(910.0)
     service = rows["200 objects: API server alone, a Service with an address"]
-    assert (service.value, service.remark) == (20.0, "given one at a time: of creation at least 4.0 s")
+    assert (service.value, service.remark) == (20.0, "allocated one at a time: at least 4.0 s of the creation")
     slow = rows["200 objects: slowest tenth of reconciles, update: from"]
     assert slow.value == 2000.0
     assert slow.remark == (
-        "50% of it 5.0 calls of the API server (1.0 of the others) of 200 ms, of which it worked 10; 25% engines"
+        "50% for 5.0 calls of the API server (other reconciles: 1.0) of 200 ms, of which the server worked 10 ms;"
+        " 25% for engines"
     )
     assert rows["create, until all children are there: growth"].value == pytest.approx(1.0)
     assert rows["memory: growth"].value == pytest.approx(0.0)

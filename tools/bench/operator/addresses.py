@@ -1,6 +1,6 @@
 """Measures how fast the API server creates Services. It allocates cluster addresses one after the other.
 
-This limits creation regardless of the operator: its Services have addresses, and those of LeaderWorkerSets are headless.
+This limits creation regardless of the operator. Its Services have addresses; those of LeaderWorkerSets are headless.
 """
 
 import time

@@ -2,8 +2,8 @@
 
     python -m bench.operator.engines PORT
 
-Runs in the cluster's network namespace, where a local route covers the addresses of all simulated pods. The page has all
-metrics of vLLM and never changes, like that of engines under constant load.
+Runs in the cluster's network namespace, where a local route covers the addresses of all simulated pods. The page has
+all metrics of vLLM and never changes, like that of engines under constant load.
 """
 
 import asyncio

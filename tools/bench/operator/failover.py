@@ -1,7 +1,7 @@
 """Measures the time until a standby acts after the leader is killed or terminated, with two replicas.
 
-An object is changed when the leader gets the signal. The measurement ends when the child matches the change. Signals are
-sent at random moments between two renewals of the Lease.
+An object is changed when the leader gets the signal. The measurement ends when the child matches the change. Signals
+are sent at random moments between two renewals of the Lease.
 """
 
 import os

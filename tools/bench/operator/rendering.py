@@ -1,4 +1,4 @@
-"""How long the operator takes to render the objects of one SpecDecodeDeployment, its plan given."""
+"""Measures the time to render all objects of a SpecDecodeDeployment from its plan."""
 
 import statistics
 import time
@@ -29,7 +29,7 @@ def rendering_s(spec: dict[str, Any]) -> float:
     facts = valid_facts(SpecDecodeDeploymentSpec.model_validate(spec))
     plan = make_plan(facts, NODES, None, groups=True)
     if isinstance(plan, Blocked):
-        raise LookupError(plan.message)  # noqa: TRY004  no node is no wrong type
+        raise LookupError(plan.message)  # noqa: TRY004  not a wrong type: no node fits
     texts = plan_data(plan, full_matrix(facts, NODES, plan))
     facts = facts.at(plan.chosen.target_precision, plan.chosen.draft_precision)
     times = []

@@ -1,12 +1,12 @@
-"""The operator with many objects, beside the controller of LeaderWorkerSets on the same API server.
+"""Measures the operator with many objects, and LeaderWorkerSet on the same API server.
 
     ./just bench-operator [--objects 100,1000] [--alone] [--json FILE]
 
-The API server is real; nodes and pods are simulated by KWOK, and every pod's address answers as an engine does. The
-operator has its own service account, its rights and its Lease, as where it is installed. Calls are counted in the API
-server's audit log, bytes by the kernel. The other controller has its webhooks, and makes a leader and a worker of each
-object. Absolute times are of this machine, with all of the control plane on it; ratios within a run are what counts.
-Alone, without the other controller, the operator is measured up to its restart: with 5,000 objects in half an hour.
+The API server is real. KWOK simulates nodes and pods, and the address of each pod answers like an engine. The operator
+has its own service account, rights and Lease. Calls are counted in the API server's audit log, and bytes by the kernel.
+LeaderWorkerSet runs with its webhooks, and creates a leader and a worker per object. The control plane runs on the same
+machine, so compare ratios within a run rather than times. With ``--alone``, the operator is measured without the peer
+and up to a restart, which takes half an hour with 5,000 objects.
 """
 
 import argparse
@@ -34,20 +34,20 @@ PART_ALONE: Final = "operator.scale_alone"
 OBJECTS: Final = (100, 300, 1000)
 OBJECTS_ALONE: Final = (5000,)
 MOST_OBJECTS: Final = 16_380
-"""Of the 16,382 Service addresses of a development cluster the API server takes one, and the peer's webhook another."""
+"""A development cluster has 16,382 Service addresses. The API server and the peer's webhook use one each."""
 
 IDLE_S: Final = 60.0
-"""Four looks of the operator at everything."""
+"""Four resyncs of the operator."""
 
 MOST_MEMORY_MB: Final = 250.0
 _MEMORY_OBJECTS: Final = 1000
-"""So many may take that."""
+"""Largest number of objects to which MOST_MEMORY_MB applies."""
 MOST_IDLE_PERCENT: Final = 2.0
 _MB: Final = 1_000_000
 _KB: Final = 1000
 _MS: Final = 1000
 _UNITS: Final = {"memory": "MB", "API calls until all is at rest": "calls"}
-"""Of what grows, where it is no time."""
+"""Units of costs that are not times."""
 
 
 def _version(name: str) -> str:
@@ -57,21 +57,21 @@ def _version(name: str) -> str:
 _PEER: Final = f"LeaderWorkerSet {_version('lws')}, same run"
 
 Lives = tuple[Life, Life | None]
-"""The operator's, and that of LeaderWorkerSets, where it is measured, too."""
+"""The life of the operator, and of LeaderWorkerSet unless the operator is measured alone."""
 
 
 def figures() -> Iterator[Figure]:
-    """Yield the figures of the numbers of objects that are measured unless others are asked for."""
+    """Yield the figures of the default numbers of objects."""
     yield from figures_of_sizes(OBJECTS, IDLE_S)
 
 
 def figures_alone() -> Iterator[Figure]:
-    """Yield the figures without the peer, of more objects."""
+    """Yield the figures of more objects, without the peer."""
     yield from figures_of_sizes(OBJECTS_ALONE, IDLE_S, alone=True)
 
 
 def figures_of_sizes(sizes: Iterable[int], idle_s: float, *, alone: bool = False) -> Iterator[Figure]:
-    """Yield the figures of each number of objects, then how each cost grows with it."""
+    """Yield the figures of each number of objects, then the growth of each cost."""
     lives = {}
     for objects in sizes:
         lives[objects] = _lives(objects, idle_s, alone=alone)
@@ -105,16 +105,18 @@ def _of_size(ours: Life, groups: Life | None) -> Iterator[Figure]:
 
 
 def _peer(groups: Life | None, value: Callable[[Life], float]) -> Bound | None:
-    """Return the peer's value of a figure, where it was measured."""
+    """Return the peer's value of a figure; None without a peer."""
     return None if groups is None else peer(value(groups), _PEER)
 
 
 def _created(ours: Life, groups: Life | None) -> Iterator[Figure]:
-    """Creation until all children are there."""
+    """Yield the costs of the creation."""
     mine = ours.costs[CHILDREN]
-    made = f"3 children an object; others took {mine.others_cores:.1f} cores meanwhile"
+    made = f"3 children per object; other processes used {mine.others_cores:.1f} cores"
     if groups is not None:
-        made += f", {groups.costs[CHILDREN].others_cores:.1f} in the turn of the peer, which makes as many"
+        made += (
+            f", {groups.costs[CHILDREN].others_cores:.1f} during the turn of the peer, which creates as many children"
+        )
     parts = (*(f"{title} {_version(title.lower())}" for title in ("Kubernetes", "KWOK")), f"etcd {binaries.ETCD}")
     yield Figure("create, until all children are there", mine.wall_s, "s",
                  _peer(groups, lambda life: life.costs[CHILDREN].wall_s), made, parts)  # fmt: skip
@@ -123,18 +125,18 @@ def _created(ours: Life, groups: Life | None) -> Iterator[Figure]:
     yield Figure("CPU time for it", mine.cpu_s, "s", _peer(groups, lambda life: life.costs[CHILDREN].cpu_s))
     yield Figure("writes to etcd for it, of all controllers", mine.etcd_writes / ours.objects, "an object",
                  _peer(groups, lambda life: life.costs[CHILDREN].etcd_writes / life.objects))  # fmt: skip
-    yield Figure("create, until all are Ready", ours.ready_s, "s", None, f"{ours.ready} are; KWOK takes its time")
+    yield Figure("create, until all are Ready", ours.ready_s, "s", None, f"{ours.ready} are Ready; depends on KWOK")
     yield Figure("CPU time until all is at rest", ours.costs[SETTLED].cpu_s, "s",
                  _peer(groups, lambda life: life.costs[SETTLED].cpu_s),
-                 "engines answer" + "; pods of groups serve nothing" * (groups is not None))  # fmt: skip
+                 "engines answer" + "; the peer's pods do not serve" * (groups is not None))  # fmt: skip
     address_s, headless_s = ours.service_s
     yield Figure("API server alone, a Service with an address", address_s * _MS, "ms",
                  peer(headless_s * _MS, "headless, as those of LeaderWorkerSet"),
-                 f"given one at a time: of creation at least {address_s * ours.objects:.1f} s")  # fmt: skip
+                 f"allocated one at a time: at least {address_s * ours.objects:.1f} s of the creation")  # fmt: skip
 
 
 def _counted(ours: Life) -> Iterator[Figure]:
-    """What the API server was asked for until all was at rest."""
+    """Yield the calls, writes and bytes until the operator is idle."""
     cost = ours.costs[SETTLED]
     calls = ", ".join(
         f"{number / ours.objects:.2f} {call}" for call, number in about_objects(cost.calls).most_common(10)
@@ -148,53 +150,51 @@ def _counted(ours: Life) -> Iterator[Figure]:
     )
     yield Figure("status writes", cost.calls[STATUS_WRITE] / ours.objects, "an object", None, "until all are Ready")
     yield Figure("bytes to and from the API server", cost.wire_bytes / ours.objects / _KB, "kB an object", None,
-                 "until all are Ready; TLS and headers in them")  # fmt: skip
+                 "until all are Ready; with TLS and headers")  # fmt: skip
 
 
 def _phases(ours: Life) -> list[tuple[str, str]]:
-    """Return the phases of which reconciles are told, each with its name."""
+    """Return the phases whose reconciles are reported, with their names."""
     names = ((SETTLED, "create to Ready"), (IDLE, "idle"), (RESTART, "restart"), (UPDATE, "update"))
     return [(phase, what) for phase, what in names if phase in ours.costs]
 
 
 def _reconciles(ours: Life) -> Iterator[Figure]:
-    """How long the operator takes for one look, as it says itself."""
+    """Yield the durations of reconciles, from the operator's metrics."""
     for phase, what in _phases(ours):
         observed = ours.costs[phase].reconciles
         p50, p99 = (histogram.quantile(observed, share) for share in (0.5, 0.99))
         if p50 is not None and p99 is not None:
-            remark = (
-                f"P50 {p50 * _MS:.0f} ms; {observed[float('inf')]:,.0f} of them; bounds of the operator's histogram"
-            )
+            remark = f"P50 {p50 * _MS:.0f} ms; {observed[float('inf')]:,.0f} reconciles; from the operator's histogram"
             yield Figure(f"reconcile P99, {what}", p99 * _MS, "ms", None, remark)
 
 
 def _slowest(ours: Life) -> Iterator[Figure]:
-    """What the slowest tenth of looks was busy with."""
+    """Yield how the slowest tenth of reconciles spent its time."""
     for phase, what in _phases(ours):
         cost = ours.costs[phase]
         if (slowest := slowest_tenth(cost.looks)) is None:
             continue
         server_ms = _MS * cost.server_s / max(1, about_objects(cost.calls).total())
         remark = (
-            f"{slowest.api_share:.0%} of it {slowest.calls:.1f} calls of the API server "
-            f"({slowest.calls_of_others:.1f} of the others) of {slowest.call_s * _MS:.0f} ms, "
-            f"of which it worked {server_ms:.0f}; {slowest.engines_share:.0%} engines"
+            f"{slowest.api_share:.0%} for {slowest.calls:.1f} calls of the API server "
+            f"(other reconciles: {slowest.calls_of_others:.1f}) of {slowest.call_s * _MS:.0f} ms, "
+            f"of which the server worked {server_ms:.0f} ms; {slowest.engines_share:.0%} for engines"
         )
         yield Figure(f"slowest tenth of reconciles, {what}: from", slowest.from_s * _MS, "ms", None, remark)
 
 
 def _rest(ours: Life, groups: Life | None) -> Iterator[Figure]:
-    """What is taken while nothing happens, and memory."""
+    """Yield the costs of the idle time, and memory."""
     mine = ours.costs[IDLE]
-    remark = f"each engine is asked every {ours.look_interval_s:.0f} s, 35 kB each; over {mine.wall_s:.0f} s"
+    remark = f"each engine is polled every {ours.look_interval_s:.0f} s, 35 kB each; over {mine.wall_s:.0f} s"
     yield Figure("idle CPU", 100 * mine.cpu_s / mine.wall_s, "% of a core", at_most(MOST_IDLE_PERCENT), remark)
     if groups is not None:
         theirs = groups.costs[IDLE]
         yield Figure("idle CPU, beside the peer", 100 * mine.cpu_s / mine.wall_s, "% of a core",
-                     peer(100 * theirs.cpu_s / theirs.wall_s, _PEER), "which asks no engine")  # fmt: skip
+                     peer(100 * theirs.cpu_s / theirs.wall_s, _PEER), "which polls no engine")  # fmt: skip
     yield Figure(
-        "idle, API calls", 60 * about_objects(mine.calls).total() / mine.wall_s, "a minute", None, "Leases not counted"
+        "idle, API calls", 60 * about_objects(mine.calls).total() / mine.wall_s, "a minute", None, "without Leases"
     )
     yield Figure("idle, status writes", 60 * mine.calls[STATUS_WRITE] / mine.wall_s, "a minute", at_most(0.0))
     for phase, what in ((SETTLED, "all Ready"), (RESTART, "after a restart")):
@@ -206,7 +206,7 @@ def _rest(ours: Life, groups: Life | None) -> Iterator[Figure]:
 
 
 def _changes(ours: Life, groups: Life | None) -> Iterator[Figure]:
-    """Single changes, a restart, a change of all, and the end."""
+    """Yield the costs of single changes, a restart, a change of all objects, and their deletion."""
     worst = f"worst {max(ours.reactions_s) * _MS:.0f}; one after the other"
     if groups is not None:
         worst += f"; worst of the peer {max(groups.reactions_s) * _MS:.0f}"
@@ -214,7 +214,7 @@ def _changes(ours: Life, groups: Life | None) -> Iterator[Figure]:
                  _peer(groups, _reaction_ms), worst)  # fmt: skip
     yield Figure("restart, until 3 changes are acted on", ours.restart_s, "s",
                  _peer(groups, lambda life: life.restart_s),
-                 "made meanwhile" + "; of groups when its webhook answers again" * (groups is not None))  # fmt: skip
+                 "made while down" + "; of the peer when its webhook answers" * (groups is not None))  # fmt: skip
     yield Figure("CPU time of a restart, until all is at rest", ours.costs[RESTART].cpu_s, "s",
                  _peer(groups, lambda life: life.costs[RESTART].cpu_s))  # fmt: skip
     yield Figure("API calls of a restart", _restart_calls(ours), "an object", _peer(groups, _restart_calls))
@@ -235,7 +235,7 @@ def _restart_calls(life: Life) -> float:
 
 
 def _growth(lives: Mapping[int, Life]) -> Iterator[Figure]:
-    """How costs grow with the number of objects."""
+    """Yield the growth of each cost with the number of objects."""
     costs = {
         "CPU time until all children are there": {n: life.costs[CHILDREN].cpu_s for n, life in lives.items()},
         "create, until all children are there": {n: life.costs[CHILDREN].wall_s for n, life in lives.items()},
@@ -255,27 +255,29 @@ def _growth(lives: Mapping[int, Life]) -> Iterator[Figure]:
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    """Return numbers of objects that a cluster has addresses for."""
+    """Parse numbers of objects that a cluster has addresses for."""
     sizes = counts(text)
     if max(sizes) > MOST_OBJECTS:
         raise argparse.ArgumentTypeError(
-            f"{text!r}: use {MOST_OBJECTS:,} at most: each object takes a Service address, of which a development"
-            " cluster has 16,382"
+            f"{text!r}: use {MOST_OBJECTS:,} at most: each object takes a Service address, and a development cluster"
+            " has 16,382"
         )
     return sizes
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table; return 130 where somebody ends it before."""
+    """Print the table; return 130 on Ctrl-C."""
     parser = argparse.ArgumentParser(prog="./just bench-operator")
     objects = ",".join(map(str, OBJECTS))
-    sizes = "how many, one run for each (default: %(default)s)"
+    sizes = "numbers of objects, each measured separately (default: %(default)s)"
     parser.add_argument("--objects", type=_sizes, default=objects, metavar="N,…", help=sizes)
-    idle = "how long nothing is done (default: %(default)g)"
+    idle = "length of the idle phase (default: %(default)g)"
     parser.add_argument("--idle", type=positive, default=IDLE_S, metavar="SECONDS", help=idle)
-    alone = "without the peer, and up to the restart"
+    alone = "without the peer, up to the restart"
     parser.add_argument("--alone", action="store_true", help=alone)
-    parser.add_argument("--json", type=runs_file, metavar="FILE", help="add the run to FILE, with what the machine is")
+    parser.add_argument(
+        "--json", type=runs_file, metavar="FILE", help="add the run to FILE, with the facts of the machine"
+    )
     asked = parser.parse_args(arguments)
     try:
         _measure(asked)
@@ -290,7 +292,7 @@ def _measure(asked: argparse.Namespace) -> None:
     rows: list[Row] = []
     for figure in figures_of_sizes(asked.objects, asked.idle, alone=asked.alone):
         rows.append(Row(PART_ALONE if asked.alone else PART, figure))
-        if asked.json:  # what is measured is kept, should the next size come to nothing
+        if asked.json:  # keep the rows if the next size fails
             write_run(asked.json, Run(machine, rows))
     print("\n".join(text_table(rows)))
     print(f"\n{described(machine, (each for row in rows for each in row.figure.parts))}")

@@ -1,4 +1,4 @@
-"""What the slowest tenth of reconciles was busy with, by what the operator says of each in its log."""
+"""Shows how the slowest tenth of reconciles spent its time, from the operator's log."""
 
 import re
 import statistics
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 OPTION: Final = "--log-reconciles-from=0"
-"""Has the operator tell of all."""
+"""Logs all reconciles."""
 
 _LINE: Final = re.compile(
     r"reconcile done in (\d+\.\d+) s: (\d+\.\d+) s for (\d+) calls of the API server, (\d+\.\d+) s for engines"
@@ -26,28 +26,28 @@ class Look:
 
 @dataclass(frozen=True)
 class Slowest:
-    """The slowest tenth, beside the others."""
+    """The slowest tenth of reconciles, compared with the rest."""
 
     from_s: float
-    """All of it took at least so long."""
+    """Duration of the fastest reconcile of the tenth."""
 
     api_share: float
     engines_share: float
     calls: float
-    """Of one look on average."""
+    """Mean number per reconcile."""
 
     calls_of_others: float
     call_s: float
-    """Of one call on average, as the operator sees it."""
+    """Mean duration of a call, as measured by the operator."""
 
 
 def looks(log: str) -> list[Look]:
-    """Return all that a log tells of."""
+    """Return all reconciles in a log."""
     return [Look(float(m[1]), float(m[2]), int(m[3]), float(m[4])) for m in _LINE.finditer(log)]
 
 
 def slowest_tenth(seen: Sequence[Look]) -> Slowest | None:
-    """Return what the slowest tenth of looks was busy with; None of fewer than ten."""
+    """Return how the slowest tenth of reconciles spent its time; None for fewer than ten reconciles."""
     tenth = len(seen) // 10
     if not tenth:
         return None

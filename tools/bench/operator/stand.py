@@ -1,4 +1,4 @@
-"""The cluster that is measured in: an API server, simulated nodes, engines that answer, and counters of bytes."""
+"""Starts the cluster of the benchmark: an API server, simulated nodes and engines, and byte counters."""
 
 import json
 import math
@@ -24,41 +24,41 @@ from tests.support.operator_process import NAMESPACE, may, service_account_kubec
 from tests.support.waiting import eventually
 
 NAMESPACES: Final = tuple(f"team-{number}" for number in range(8))
-"""Over which the objects are spread."""
+"""Namespaces of the objects."""
 
 ENGINE_PORT: Final = 8000
 _GPUS_A_NODE: Final = 8
 _SPARE_NODES: Final = 4
-"""For changes that ask for one more replica."""
+"""Room for changes that add a replica."""
 
 _GO_DEFAULTS: Final = {"GOGC": "100", "GOMEMLIMIT": "off"}
-"""The control plane and the peer run as Go's programs do by themselves, not as in other development clusters."""
+"""Defaults of Go for the control plane and the peer, which other development clusters change."""
 
 _MANIFESTS: Final = Path(__file__).parents[3] / "manifests"
 
 
 @dataclass(frozen=True)
 class Stand:
-    """The cluster, ready for an operator."""
+    """A cluster that is ready for an operator."""
 
     cluster: Cluster
     kubectl: Kubectl
     api: ApiClient
     folder: Path
-    """For files of this run."""
+    """Files of this run."""
 
     operator_kubeconfig: Path
-    """The operator's service account, by an address of the API server that nobody else uses."""
+    """Service account of the operator, with an address of the API server that only the operator uses."""
 
     def operator_bytes(self) -> int:
-        """Return how many bytes the operator and the API server have sent each other, TLS and headers in them."""
+        """Return the bytes between the operator and the API server, including TLS and headers."""
         answer = self.cluster.in_namespace(["nft", "--json", "list", "counters"])
         answer.check_returncode()
         entries = json.loads(answer.stdout)["nftables"]
         return sum(int(entry["counter"]["bytes"]) for entry in entries if "counter" in entry)
 
     def etcd_writes(self) -> int:
-        """Return how often the API server has written to etcd, for whomever."""
+        """Return the number of the API server's writes to etcd, for all clients."""
         page = self.kubectl.must("get", "--raw=/metrics")
         written = 0.0
         for line in page.splitlines():
@@ -67,14 +67,14 @@ class Stand:
         return int(written)
 
     def has_pods(self) -> bool:
-        """Whether there is any pod; the one of the operator that nobody runs here is none."""
+        """Return whether there are pods outside the operator's namespace."""
         query = f"limit=1&fieldSelector=metadata.namespace!={NAMESPACE}"
         return bool(json.loads(self.kubectl.must("get", f"--raw=/api/v1/pods?{query}"))["items"])
 
 
 @contextmanager
 def stand(name: str, objects: int) -> Iterator[Stand]:
-    """Start a cluster with room for so many objects of one GPU each; it is gone at the end, however that comes."""
+    """Start a cluster with room for a number of objects of one GPU each, and remove it at the end or on a signal."""
     cluster = Cluster(name)
     signal.signal(signal.SIGTERM, _end)
     os.environ.update(_GO_DEFAULTS)
@@ -88,7 +88,7 @@ def stand(name: str, objects: int) -> Iterator[Stand]:
 
 
 def _end(*_: object) -> None:
-    """End as on Ctrl-C: the cluster goes, too."""
+    """Handle SIGTERM like Ctrl-C, so that the cluster is removed."""
     raise KeyboardInterrupt
 
 
@@ -100,14 +100,14 @@ def _equipped(cluster: Cluster, folder: Path) -> Stand:
     eventually(lambda: may(admin, "watch", "nodes"), "the operator has its rights")
     for namespace in NAMESPACES:
         kubectl.within(namespace).create_namespace()
-    _let_engines_answer(cluster)
+    _start_engines(cluster)
     kubeconfig = service_account_kubeconfig(admin, folder / "kubeconfig")
-    _give_an_address_of_its_own(cluster, kubeconfig)
+    _use_own_address(cluster, kubeconfig)
     return Stand(cluster, kubectl, ApiClient(cluster.kubeconfig.read_text()), folder, kubeconfig)
 
 
-def _let_engines_answer(cluster: Cluster) -> None:
-    """Make all addresses of simulated pods those of one process."""
+def _start_engines(cluster: Cluster) -> None:
+    """Route the addresses of all simulated pods to one process."""
     addresses = _settings(cluster).addresses
     _sh(cluster, f"ip route add local {addresses.fake_pods} dev lo")
     repository = Path(__file__).parents[3]
@@ -115,8 +115,8 @@ def _let_engines_answer(cluster: Cluster) -> None:
     cluster.start_beside("engines", ["/bin/sh", "-c", start])
 
 
-def _give_an_address_of_its_own(cluster: Cluster, kubeconfig: Path) -> None:
-    """Let the operator speak to the API server by its Service's address, and count the bytes that come and go there."""
+def _use_own_address(cluster: Cluster, kubeconfig: Path) -> None:
+    """Give the operator the address of the API server's Service, and count the bytes at this address."""
     settings = _settings(cluster)
     address, port = settings.addresses.api_service, settings.api_port
     _sh(
@@ -138,7 +138,7 @@ def _give_an_address_of_its_own(cluster: Cluster, kubeconfig: Path) -> None:
 def _settings(cluster: Cluster) -> Settings:
     settings = Settings.load(cluster.state)
     if settings is None:
-        raise RuntimeError(f"cluster {cluster.name} is gone")
+        raise RuntimeError(f"cluster {cluster.name} does not exist")
     return settings
 
 
@@ -149,7 +149,7 @@ def _sh(cluster: Cluster, *lines: str) -> None:
 
 
 def scrape(port: int) -> str:
-    """Return what the operator says at /metrics."""
+    """Return the metrics page of the operator."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         return str(answer.read().decode())

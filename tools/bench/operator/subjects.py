@@ -1,4 +1,4 @@
-"""What is measured: this operator, and the controller of LeaderWorkerSets beside it."""
+"""The controllers that are measured: this operator and LeaderWorkerSet."""
 
 import os
 import signal
@@ -23,26 +23,26 @@ Body = dict[str, Any]
 
 _TOLERATIONS: Final = [{"key": "kwok.x-k8s.io/node", "operator": "Exists"}]
 _MODELS: Final = "/models"
-"""Where they lie on the nodes."""
+"""Folder of the models on the nodes."""
 _LOOK_S: Final = 0.01
 _LOG_CHARACTERS: Final = 1000
 
 
 class Subject(ABC):
-    """A controller, the kind that it serves, and what it makes of an object."""
+    """A controller, its kind, and the children that it creates for an object."""
 
     title: str
     user: str
-    """Under which name it asks the API server."""
+    """User name in the API server's audit log."""
     kind: str
     children: ClassVar[Mapping[str, int]]
-    """Kinds that `kubectl get` knows, with how many there are of each for one object."""
+    """Number of children per object, by resource."""
     selector: str
-    """Which the children have."""
+    """Label selector of the children."""
     workload: str
-    """The child of the object's own name, whose spec follows the object's."""
+    """Resource of the child that has the name of the object, and whose spec follows the object's spec."""
     takes_changes_while_down: bool
-    """Whether an object can be changed while nobody runs: a webhook of its own may keep it from that."""
+    """Whether objects can be changed while the controller is down. Its own webhook may prevent it."""
 
     def __init__(self, stand: Stand) -> None:
         self.stand = stand
@@ -50,36 +50,36 @@ class Subject(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Start it; return when it works."""
+        """Start the controller, and return when it works."""
 
     @abstractmethod
     def stop(self) -> None:
-        """End it as the kubelet would."""
+        """Stop the controller with SIGTERM, as the kubelet does."""
 
     @property
     @abstractmethod
     def pid(self) -> int:
-        """Its process."""
+        """Process ID of the controller."""
 
     def check(self) -> None:
-        """Raise where it has ended by itself."""
+        """Raise an error if the controller has exited by itself."""
         if not processes.alive(self.pid):
-            raise ClusterError(f"{self.title} has ended by itself: {self.log()[-_LOG_CHARACTERS:]}")
+            raise ClusterError(f"{self.title} has exited: {self.log()[-_LOG_CHARACTERS:]}")
 
     @abstractmethod
     def log(self) -> str:
-        """Return what it has logged."""
+        """Return the log of the controller."""
 
     @abstractmethod
     def body(self, name: Name) -> Body:
-        """Return an object."""
+        """Return the body of an object."""
 
     def create(self, name: Name) -> None:
         """Create an object."""
         self.stand.api.create(name[0], self.kind, self.body(name))
 
     def change(self, name: Name) -> None:
-        """Ask for one replica more."""
+        """Add one replica to an object."""
         replicas = self._replicas.get(name, 1) + 1
         self.stand.api.patch(name[0], self.kind, name[1], {"spec": {"replicas": replicas}})
         self._replicas[name] = replicas
@@ -91,12 +91,12 @@ class Subject(ABC):
 
     @staticmethod
     def names(objects: int) -> list[Name]:
-        """Return the names of so many objects, spread over the namespaces."""
+        """Return the names of a number of objects, spread over the namespaces."""
         return [(NAMESPACES[number % len(NAMESPACES)], f"bench-{number}") for number in range(objects)]
 
 
 class Operator(Subject):
-    """The operator, as it is installed: its own service account, with leader election."""
+    """The operator with its service account and leader election, as installed by the chart."""
 
     title = "operator"
     user = USER
@@ -113,28 +113,28 @@ class Operator(Subject):
         self.process = OperatorProcess(stand.operator_kubeconfig, stand.folder / "operator.log", "bench-1", arguments)
 
     def start(self) -> None:
-        """Start it; return when it is healthy."""
+        """Start the operator, and return when it is healthy."""
         self.process.start()
 
     def stop(self) -> None:
-        """End it as the kubelet would."""
+        """Stop the controller with SIGTERM, as the kubelet does."""
         self.process.stop()
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """Process ID of the controller."""
         return self.process.pid
 
     def log(self) -> str:
-        """Return what it has logged."""
+        """Return the log of the controller."""
         return self.process.log.read_text()
 
     def metrics(self) -> str:
-        """Return what it says at /metrics."""
+        """Return the metrics page of the operator."""
         return scrape(self._metrics_port)
 
     def body(self, name: Name) -> Body:
-        """Return Llama-3.1-8B with n-grams, on nodes that are simulated and have the model."""
+        """Return Llama-3.1-8B with n-grams, on simulated nodes that have the model."""
         spec = {
             "target": {"model": "meta-llama/Llama-3.1-8B-Instruct"},
             "speculation": {
@@ -143,20 +143,20 @@ class Operator(Subject):
                 "ngram": {"promptLookupMin": 2, "promptLookupMax": 4},
             },
             "serving": {"maxModelLen": 16384},
-            # No pod of the peer has an init container either: KWOK plays each of its states, a write of the pod each.
+            # The peer's pods have no init containers either. KWOK writes the pod for each state of an init container.
             "models": {"volume": {"hostPath": {"path": _MODELS}}},
             "podTemplate": {"spec": {"tolerations": _TOLERATIONS}},
         }
         return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name[1]}, "spec": spec}
 
     def update(self, name: Name) -> None:
-        """Change what the engines are started with, and nothing that they speak of: their pages stay true."""
+        """Change an argument of the engines that is not on their metrics page."""
         patch = {"spec": {"serving": {"maxNumSeqs": 128}}}
         self.stand.api.patch(name[0], self.kind, name[1], patch)
 
 
 class LeaderWorkerSets(Subject):
-    """The controller of LeaderWorkerSets, with its webhooks: a leader and a worker an object, its smallest group."""
+    """The controller of LeaderWorkerSets with its webhooks. Each object is its smallest group, of two pods."""
 
     title = "LeaderWorkerSet"
     user = "lws"
@@ -171,32 +171,32 @@ class LeaderWorkerSets(Subject):
         self._pid: int | None = None
 
     def start(self) -> None:
-        """Start it; return when its webhooks answer."""
+        """Start the controller, and return when its webhooks answer."""
         self.stand.cluster.add_lws()
         self._pid = self.stand.cluster.component_pid(lws.COMPONENT)
         self.check()
 
     def stop(self) -> None:
-        """End it as the kubelet would."""
+        """Stop the controller with SIGTERM, as the kubelet does."""
         if self._pid is not None:
-            with suppress(ProcessLookupError):  # it has ended by itself
+            with suppress(ProcessLookupError):  # it has already exited
                 os.kill(self._pid, signal.SIGTERM)
             while processes.alive(self._pid):
                 time.sleep(_LOOK_S)
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """Process ID of the controller."""
         if self._pid is None:
-            raise ClusterError(f"{self.title} does not run: {self.log()[-_LOG_CHARACTERS:]}")
+            raise ClusterError(f"{self.title} is not running: {self.log()[-_LOG_CHARACTERS:]}")
         return self._pid
 
     def log(self) -> str:
-        """Return what it has logged."""
+        """Return the log of the controller."""
         return self.stand.cluster.logs(lws.COMPONENT)
 
     def body(self, name: Name) -> Body:
-        """Return one group of two pods."""
+        """Return a LeaderWorkerSet of one group of two pods."""
         container = {"name": "main", "image": "localhost/none", "ports": [{"containerPort": 8000}]}
         template = {"spec": {"containers": [container], "tolerations": _TOLERATIONS}}
         spec = {"replicas": 1, "leaderWorkerTemplate": {"size": 2, "workerTemplate": template}}

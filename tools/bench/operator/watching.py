@@ -1,4 +1,4 @@
-"""What a cluster has of some kinds, seen by watches that bring what `kubectl get` shows."""
+"""Watches the objects of some kinds, with the columns that `kubectl get` shows."""
 
 import threading
 import time
@@ -15,31 +15,31 @@ Name = tuple[str, str]
 """Namespace and name."""
 
 _LOOK_S: Final = 0.05
-"""How often a condition over all objects is looked at."""
+"""Interval at which a condition over all objects is checked."""
 _PAUSE_S: Final = 0.5
-"""Before an API server is asked again whose watch has ended."""
+"""Delay before an ended watch is started again."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """One object, as it was seen last."""
+    """Last seen state of an object."""
 
     generation: int
     cells: tuple[Any, ...]
-    """Its columns, the name first."""
+    """Columns of the object; the first is its name."""
     at_s: float
-    """When that came, on the monotonic clock."""
+    """Time of the event, on the monotonic clock."""
 
 
 class NotInTimeError(Exception):
-    """What was waited for did not come."""
+    """A condition was not met before its deadline."""
 
 
 class Watched:
     """The objects of one kind in all namespaces."""
 
     def __init__(self, kubeconfig: Path, kind: str, selector: str = "") -> None:
-        # A connection of its own, which is closed to end the watch.
+        # Each watch has its own connection.
         self._client = ApiClient(kubeconfig.read_text())
         self._kind, self._selector = kind, selector
         self._objects: dict[Name, Seen] = {}
@@ -48,7 +48,7 @@ class Watched:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def end(self) -> None:
-        """Watch no longer."""
+        """End the watch."""
         self._ended.set()
 
     def wait(
@@ -58,12 +58,12 @@ class Watched:
         deadline_s: float,
         check: Callable[[], None],
     ) -> None:
-        """Return when the objects are so; ``check`` raises where there is nothing more to wait for.
+        """Wait until the objects meet a condition. ``check`` raises an error if waiting is useless.
 
         Raises
         ------
         NotInTimeError
-            When they are not in time.
+            When the deadline has passed.
         """
         end = time.monotonic() + deadline_s
         while time.monotonic() < end:
@@ -72,20 +72,20 @@ class Watched:
                     return
             check()
             time.sleep(_LOOK_S)
-        raise NotInTimeError(f"{what}: not within {deadline_s:.0f} s; there are {len(self._objects)} {self._kind}")
+        raise NotInTimeError(f"{what}: not within {deadline_s:.0f} s; found {len(self._objects)} {self._kind}")
 
     def count(self, chosen: Callable[[Seen], bool]) -> int:
-        """Return how many objects are so."""
+        """Return the number of objects that meet a condition."""
         with self._changing:
             return sum(map(chosen, self._objects.values()))
 
     def seen(self, name: Name) -> Seen:
-        """Return one object that is there."""
+        """Return an existing object."""
         with self._changing:
             return self._objects[name]
 
     def generations(self) -> dict[Name, int]:
-        """Return the generation of each: the API server counts the changes of a spec."""
+        """Return the generation of each object, which the API server increases with each change of the spec."""
         with self._changing:
             return {name: seen.generation for name, seen in self._objects.items()}
 
