@@ -1,4 +1,4 @@
-"""What stands beside every figure: the machine, what else it did, and which state of the code was measured."""
+"""Facts of a run: the machine, its load, and the measured commit."""
 
 import os
 import platform
@@ -12,7 +12,7 @@ ROOT: Final = Path(__file__).parents[2]
 
 
 def facts() -> dict[str, Any]:
-    """Return the facts of this machine as they are now: ask before the first figure is measured."""
+    """Return the facts of this machine. Call it before the first measurement, because they include the load."""
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "commit": _git("describe", "--always", "--dirty"),
@@ -26,7 +26,7 @@ def facts() -> dict[str, Any]:
 
 
 def described(machine: dict[str, Any], parts: Iterable[str]) -> str:
-    """Return the facts as a line for people."""
+    """Return the facts as a line of text."""
     load = " ".join(map(str, machine["load_at_start"]))
     line = (
         f"{machine['date']}, commit {machine['commit']}: {machine['cores']} cores of {machine['cpu']}, "

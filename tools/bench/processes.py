@@ -1,4 +1,4 @@
-"""What a command of `specdecode` takes, as people run it: a process of its own, the start of Python included."""
+"""Measures commands of `specdecode` in their own processes, including the start of Python."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from bench.machine import ROOT
 
 
 def apart(make: Callable[..., object], *arguments: object, **options: object) -> None:
-    """Call a function in a process of its own: a child counts as large as the process that started it."""
+    """Call a function in its own process, because a child inherits the peak memory of its parent."""
     process = get_context("spawn").Process(target=make, args=arguments, kwargs=options)
     process.start()
     process.join()
@@ -22,7 +22,7 @@ def apart(make: Callable[..., object], *arguments: object, **options: object) ->
 
 @dataclass(frozen=True)
 class Used:
-    """What one process took, and how it ended."""
+    """Resources that a process used, and its exit code."""
 
     wall_s: float
     cpu_s: float
@@ -31,12 +31,12 @@ class Used:
 
 
 def run_command(*arguments: str, exit_code: int | None = 0) -> Used:
-    """Run a command of `specdecode` in the root of the project; its output goes nowhere.
+    """Run a command of `specdecode` in the root of the project, and discard its output.
 
     Raises
     ------
     RuntimeError
-        When it ends with another exit code than is expected; None expects none.
+        When the exit code is not the expected one; None accepts every exit code.
     """
     began_s = time.perf_counter()
     process = subprocess.Popen(  # noqa: S603  our own command

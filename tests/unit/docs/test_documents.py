@@ -12,6 +12,7 @@ from bench.documents.chart_values import chart_values
 from bench.documents.option_tables import commands, option_table
 from bench.documents.refresh import CHARTS, refreshed, schema_file
 from bench.documents.rights import TEMPLATE, rights_template
+from bench.documents.scale_table import objects_within
 from bench.documents.support_matrix import oldest_kubernetes
 from bench.documents.version_table import SERVED_METHODS
 from bench.figures import number, read_runs
@@ -74,12 +75,14 @@ def test_documents_state_the_benchmark_figures() -> None:
     rows, tokens = memory_rows(), token_rows()
     worst = 100 * abs(worst_row(rows).error)
     exact = sum(row.exact for row in tokens)
-    supported = "docs/reference/supported.md"
+    supported, values = "docs/reference/supported.md", "charts/specdecode-operator/values.yaml"
     for document, figure in (
         ("README.md", f"off by {worst:.2f} % at worst in {len(rows)} public logs"),
         ("README.md", f"{benchmark('1,000 objects: memory at most, after a restart')} MB of memory"),
         ("README.md", f"{benchmark('1,000 objects: idle CPU')} % of one core"),
         ("README.md", f"takes over within {benchmark('replica killed, a change is acted on, worst')} s"),
+        (values, f"The memory is sufficient for {objects_within(192):,} deployments"),
+        (values, f"The memory is sufficient for {objects_within(512 / 1.5):,} deployments"),
         (supported, f"mean error {100 * mean_error(rows):.2f} %, worst {worst:.2f} %"),
         (supported, f"{exact} of {len(tokens)} exact to the log's rounding"),
     ):

@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 from bench.documents.bench_table import FILE
-from bench.figures import number, read_runs, table_lines
+from bench.figures import Figure, number, read_runs, table_lines
 from specdecode_operator.api.deployment import Key
 from specdecode_operator.deployment.requeue import Requeue
 from specdecode_operator.handlers.main import RESYNC_S
@@ -25,8 +25,9 @@ _REQUEST_MIB: Final = 192
 _LIMIT_MIB: Final = 512
 """Default of the chart, and lower bound of the limit."""
 
+_CREATE: Final = "create, until all children are there"
 _FIGURES: Final = {
-    "create all objects, until their children exist": "create, until all children are there",
+    "create all objects, until their children exist": _CREATE,
     "CPU time for the creation": "CPU time for it",
     "start of the operator, until it acts on changes": "restart, until 3 changes are acted on",
     "CPU time of a start, until the operator is idle": "CPU time of a restart, until all is at rest",
@@ -38,15 +39,46 @@ Values = Mapping[int, float]
 
 
 def scale_table() -> str:
-    """Return the table."""
+    """Return the table, the sentences that follow from its values, and the runs."""
     heads = [f"{size:,} objects" + " (interpolated)" * (size in BETWEEN) for size in sorted((*MEASURED, *BETWEEN))]
-    rows = [("", *heads, "exponent, 1,000 to 5,000"), *_memory(), *_times(), _asked()]
-    return "\n".join([*table_lines(rows), ""])
+    below, above = MEASURED[-2:]
+    rows = [("", *heads, f"exponent, {below:,} to {above:,}"), *_memory(), *_times(), _asked()]
+    return "\n".join([*table_lines(rows), "", *_sentences(), "", *_runs(), ""])
+
+
+def objects_within(memory_mib: float) -> int:
+    """Return the number of objects whose peak memory fits, in hundreds and at most the largest measured number."""
+    most = _peak_memory_mb()
+    fits = [size for size in range(MEASURED[0], MEASURED[-1] + 1, 100) if _at(most, size) <= memory_mib * _MIB_IN_MB]
+    return max(fits, default=0)
+
+
+def _sentences() -> Iterator[str]:
+    below, above = MEASURED[-2:]
+    most, (create, _) = _peak_memory_mb(), _values(_CREATE)
+    per_object = (most[above] - most[below]) / (above - below)
+    request, limit = objects_within(_REQUEST_MIB), objects_within(_LIMIT_MIB / _ROOM)
+    yield f"The chart's defaults suffice for {request:,} objects (request) and {limit:,} objects (limit)."
+    yield f"Above {below:,} objects, memory grows by {number(per_object)} MB per object."
+    longer = f"{above / below:.0f} times as many objects takes {create[above] / create[below]:.1f} times as long"
+    yield f"Creating {longer} ({below:,} and {above:,} objects)."
+
+
+def _runs() -> Iterator[str]:
+    yield "Measured:"
+    yield ""
+    for size, (machine, _) in _rows(_CREATE).items():
+        cpu = f"{machine['cores']} cores of {machine['cpu']}"
+        yield f"- {size:,} objects: {machine['date'].split()[0]}, {cpu}, commit {machine['commit']}"
+
+
+def _peak_memory_mb() -> Values:
+    phases = [_values(f"memory at most, {phase}")[0] for phase in ("all Ready", "after a restart")]
+    return {size: max(phase[size] for phase in phases) for size in MEASURED}
 
 
 def _memory() -> Iterator[tuple[str, ...]]:
-    phases = [_values(f"memory at most, {phase}")[0] for phase in ("all Ready", "after a restart")]
-    most = _with_between({size: max(phase[size] for phase in phases) for size in MEASURED})
+    most = _with_between(_peak_memory_mb())
     yield "peak memory", *(f"{number(most[size])} MB" for size in sorted(most)), _exponent(most)
     for name, least, room, step in (
         ("`resources.requests.memory`", _REQUEST_MIB, 1.0, _REQUEST_STEP_MIB),
@@ -74,24 +106,36 @@ def _asked() -> tuple[str, ...]:
 
 
 def _values(name: str) -> tuple[Values, str]:
-    """Return the values of the first figure of such a name by the number of objects, and their unit."""
-    figures, found = [row.figure for run in read_runs(FILE) for row in run.rows], {}
+    """Return the values of a figure by number of objects, and their unit."""
+    found = _rows(name)
+    return {size: figure.value or 0.0 for size, (_, figure) in found.items()}, found[MEASURED[0]][1].unit
+
+
+def _rows(name: str) -> dict[int, tuple[Mapping[str, Any], Figure]]:
+    """Return the first figure whose name starts with a text, by number of objects, with the machine of its run."""
+    figures, found = [(run.machine, row.figure) for run in read_runs(FILE) for row in run.rows], {}
     for size in MEASURED:
         start = f"{size:,} objects: {name}"
-        if not (of_size := [figure for figure in figures if figure.name.startswith(start)]):
-            raise LookupError(f"{FILE}: has no row {start!r}: measure it, or take it back from git")
+        if not (of_size := [each for each in figures if each[1].name.startswith(start)]):
+            raise LookupError(f"{FILE}: has no row {start!r}: measure it, or restore it from git")
         found[size] = of_size[0]
-    return {size: figure.value or 0.0 for size, figure in found.items()}, found[MEASURED[0]].unit
+    return found
 
 
 def _with_between(values: Values) -> dict[int, float]:
-    """Return values with those of the sizes between the two largest ones."""
-    below, above = MEASURED[-2:]
-    a_step = (values[above] - values[below]) / (above - below)
-    return {**values, **{size: values[below] + a_step * (size - below) for size in BETWEEN}}
+    """Return the measured and the interpolated values."""
+    return {**values, **{size: _at(values, size) for size in BETWEEN}}
+
+
+def _at(values: Values, size: int) -> float:
+    """Interpolate linearly between the measured sizes below and above."""
+    below = max(each for each in MEASURED if each <= size)
+    above = min(each for each in MEASURED if each >= size)
+    share = (size - below) / (above - below) if above > below else 0.0
+    return values[below] + share * (values[above] - values[below])
 
 
 def _exponent(values: Values) -> str:
-    """Return with which exponent a value grows between the two largest sizes; 1 is as the number of objects."""
+    """Return the exponent of the growth between the two largest measured sizes; 1 is linear."""
     below, above = MEASURED[-2:]
     return f"{math.log(values[above] / values[below], above / below):.2f}"

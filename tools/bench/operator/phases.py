@@ -107,7 +107,7 @@ class Measured:
         self.for_each(self.subject.create, self.names)
         for kind, each in self.subject.children.items():
             wanted = each * len(self.names)
-            self._wait(self.children[kind], lambda seen, n=wanted: len(seen) >= n, f"all {kind} are there")  # type: ignore[misc]
+            self._wait(self.children[kind], lambda seen, n=wanted: len(seen) >= n, f"all {kind} exist")  # type: ignore[misc]
 
     def wait_until_ready(self) -> int:
         """Wait until all objects are Ready or the deadline has passed, and return the number of Ready objects."""
