@@ -112,13 +112,13 @@ def _values(name: str) -> tuple[Values, str]:
 
 
 def _rows(name: str) -> dict[int, tuple[Mapping[str, Any], Figure]]:
-    """Return the first figure whose name starts with a text, by number of objects, with the machine of its run."""
+    """Return the newest figure whose name starts with a text, by number of objects, with the machine of its run."""
     figures, found = [(run.machine, row.figure) for run in read_runs(FILE) for row in run.rows], {}
     for size in MEASURED:
         start = f"{size:,} objects: {name}"
         if not (of_size := [each for each in figures if each[1].name.startswith(start)]):
             raise LookupError(f"{FILE}: has no row {start!r}: measure it, or restore it from git")
-        found[size] = of_size[0]
+        found[size] = max(of_size, key=lambda each: str(each[0]["date"]))
     return found
 
 
