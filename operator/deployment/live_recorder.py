@@ -22,6 +22,7 @@ from specdecode_operator.deployment.pod_template_merge import (
     SOCKETS_PATH,
     SOCKETS_VOLUME,
 )
+from specdecode_operator.deployment.rollout.engine_workload import WORKLOAD_KINDS, pod_templates
 from specdecode_operator.enums import DraftUpdate, LiveTokenIds
 from specdecode_operator.untrusted import mapping, name_of, objects
 from specdecode_operator.vllm.environment import (
@@ -159,6 +160,11 @@ def _volumes(key: Key) -> list[Body]:
 def carries_recorder(pod: Mapping[str, Any]) -> bool:
     """Return whether a pod or pod template has the recorder."""
     return any(name_of(each) == FILES_VOLUME for each in objects(mapping(pod, "spec"), "volumes"))
+
+
+def starts_recorder(child: Body) -> bool:
+    """Return whether a child is a workload whose engines have the recorder."""
+    return child["kind"] in WORKLOAD_KINDS and any(map(carries_recorder, pod_templates(child)))
 
 
 def sidecar_of(pod: Body) -> Body:

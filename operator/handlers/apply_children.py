@@ -67,9 +67,9 @@ from specdecode_operator.deployment.desired_state import DesiredState, Launch, N
 from specdecode_operator.deployment.expose import KIND_MISSING, REFUSED_HINT, leads_to, wanted_kinds
 from specdecode_operator.deployment.live_recorder import (
     DRAFT_ENTRY,
-    carries_recorder,
     recorder_config_map,
     recorder_digest,
+    starts_recorder,
 )
 from specdecode_operator.deployment.models.model_facts import CONFIG_MAP_NAME, facts_config_map
 from specdecode_operator.deployment.models.model_locations import (
@@ -368,13 +368,14 @@ class Children(Reporter):
         A name that is taken stops at that child. The workload comes after all that its pods need. Fields of
         ``kept_managers`` stay. Returns False if the repair of a contested child was postponed.
         """
-        owned, done = self.owned(), []
-        for child in children:
-            if live := owned.get(identity(child)):
-                done.append(await self._repair(child, live, kept_managers))
-            else:
-                await self.create(child, kept_managers)
-        return all(done)
+        owned = self.owned()
+        return all([await self._keep(child, owned.get(identity(child)), kept_managers) for child in children])
+
+    async def _keep(self, child: Body, live: Body | None, kept_managers: Collection[str]) -> bool:
+        if live is not None:
+            return await self._repair(child, live, kept_managers)
+        await self.create(child, kept_managers)
+        return True
 
     async def create(self, child: Body, kept_managers: Collection[str] = ()) -> None:
         """Create a child, unless another owner's object has its name."""
@@ -561,11 +562,6 @@ class ModelFactsFullError(BlockedError):
         super().__init__(Blocked("ModelFactsFull", message, permanent=True))
 
 
-def _carry_recorder(children: Iterable[Body]) -> bool:
-    workloads = (child for child in children if child["kind"] in WORKLOAD_KINDS)
-    return any(map(carries_recorder, chain.from_iterable(map(pod_templates, workloads))))
-
-
 def _wanted_beside(parent: ParsedDeployment) -> frozenset[str]:
     """Return the kinds of the children in a spec that engines do not depend on."""
     if (autoscaling := wanted_autoscaler(parent)) is None:
@@ -625,9 +621,7 @@ class EngineChildren(Children):
         beside = {child["kind"]: child for child in children if child["kind"] in _BESIDE_ENGINES}
         await self._check_claims(parent, desired, owned.values())
         await self._check_image_volumes(parent, others, owned.values())
-        has_recorder = _carry_recorder(desired.children)
-        is_all = not has_recorder or await self.shared.keep_recorder()
-        is_all = await self.apply(others, parent.kept_managers) and is_all
+        is_all = await self.apply(others, parent.kept_managers)
         for workload, replicas in workloads_to_scale(parent, desired, owned.values()):
             if workload["spec"].get("replicas", 1) != replicas:
                 scaled = await self.cluster.merge(workload, {"spec": {"replicas": replicas}})
@@ -643,12 +637,16 @@ class EngineChildren(Children):
         waits = not is_all or unwanted or self._signing_key is not None or is_group or rejections(pods)
         # If the object has changed meanwhile, the next reconcile could not use this record, so it is not kept.
         is_at_rest = not waits and before == self.cache.all_children(self.key)
-        wanted = self._wanted(desired)
+        wanted, has_recorder = self._wanted(desired), any(map(starts_recorder, others))
         self._in_line = (
             _InLine(outcome, desired.draft_order, parent.kept_managers, wanted, has_recorder, before)
             if is_at_rest
             else None
         )
+
+    async def _keep(self, child: Body, live: Body | None, kept_managers: Collection[str]) -> bool:
+        is_done = not starts_recorder(child) or await self.shared.keep_recorder()
+        return await super()._keep(child, live, kept_managers) and is_done
 
     def _unused_claims(self, desired: DesiredState) -> list[Body]:
         """Return the ResourceClaimTemplates to which no workload, Job or pod refers.
