@@ -301,17 +301,18 @@ async def test_restarted_operator_keeps_the_order(engines: Engines) -> None:
     assert engines.said() == ("new", "Promoted", "InPlace")
 
 
-async def test_order_stays_while_a_new_spec_does_not_fit(engines: Engines) -> None:
+async def test_order_stays_while_models_of_a_new_spec_are_downloaded(engines: Engines) -> None:
     await engines.begin()
     engines.offer("new", NEW)
     for _ in range(4):
         await engines.follow()
     before = engines.order
-    fitting = engines.world.object["spec"]
-    for spec in ({**fitting, "serving": {"maxModelLen": 1024, "minConcurrency": 60_000}}, fitting):
-        engines.world.api.change(SPECDECODE_DEPLOYMENT, "llama", spec=spec)
-        for _ in range(2):
-            await engines.look()
+    cache = {"volume": None, "cache": {"persistentVolumeClaim": {"claimName": "cache"}}}
+    spec = {**engines.world.object["spec"], "models": cache}
+    engines.world.api.change(SPECDECODE_DEPLOYMENT, "llama", spec=spec)
+    for _ in range(3):
+        await engines.look()
+        assert engines.world.said()[1] == "DownloadingModels"
         assert engines.order == before
     assert before is not None
 
