@@ -312,6 +312,10 @@ class Cache:
         """Return a ConfigMap of `SHARED_CONFIG_MAPS`; the same object until it changes."""
         return self._shared_config_maps.get((namespace, name))
 
+    def namespaces_with(self, name: str) -> frozenset[str]:
+        """Return the namespaces that have this one of `SHARED_CONFIG_MAPS`."""
+        return frozenset(namespace for namespace, found in self._shared_config_maps if found == name)
+
     def put_node(self, body: Body) -> bool:
         """Store a node; return whether plans may change."""
         self.on_seen(NODE.kind, body)

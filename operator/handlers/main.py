@@ -43,6 +43,7 @@ from specdecode_operator.cluster.resources import (
     OUR_KINDS,
     OWNED_SELECTOR,
     POD,
+    RECORDER_NAME,
     WATCHED,
 )
 from specdecode_operator.deployment.live_recorder import is_recorder
@@ -295,6 +296,10 @@ class OperatorState:
     def _add_everything(self) -> None:
         for key in self.cache.parents():
             self.queue.add_calmly(key)
+        served = {key.namespace for key in self.cache.parents(deployment.KIND)}
+        for namespace in self.cache.namespaces_with(RECORDER_NAME) - served:
+            # As for its last object, which was deleted while no operator ran.
+            self.queue.add_calmly(Key(namespace, RECORDER_NAME))
 
     def _beat(self) -> None:
         """Record that the event loop is running."""

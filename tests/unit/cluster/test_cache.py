@@ -178,9 +178,8 @@ def test_plan_config_map_is_cached_in_reduced_form() -> None:
 
 
 def test_recorder_config_map_is_cached_in_reduced_form() -> None:
-    kept = []
-    for text in ("x" * 50_000, "x" * 50_000, "y" * 50_000):
-        kept.append(slim("ConfigMap", {**body("a", 1), "binaryData": {"recorder.zip": text}}))
+    texts = ("x" * 50_000, "x" * 50_000, "y" * 50_000)
+    kept = [slim("ConfigMap", {**body("a", 1), "binaryData": {"recorder.zip": text}}) for text in texts]
     assert kept[0] == kept[1] != kept[2]
     assert all(len(str(each)) < 1_000 for each in kept)
 
