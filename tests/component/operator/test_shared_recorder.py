@@ -64,9 +64,8 @@ def test_two_objects_share_one_recorder_without_an_owner(running: Kubectl, rest:
         {"binaryData": {"recorder.zip": "AA=="}},
         {"data": {"recorder.py": "x"}, "binaryData": {"more": "AA=="}},
         {"binaryData": None},
-        {"metadata": {"labels": {"app.kubernetes.io/managed-by": None}}},
     ],
-    ids=["other program", "more entries", "no program", "no longer watched"],
+    ids=["other program", "more entries", "no program"],
 )
 def test_edited_recorder_is_repaired(running: Kubectl, change: Any) -> None:
     launch(running, "one", "two")
@@ -93,6 +92,15 @@ def test_config_map_of_another_owner_blocks_until_it_is_gone(running: Kubectl) -
     running.must("delete", "configmap", NAME)
     wait_for(running, "one", "Ready", LAUNCHED)
     assert is_in_place(running)
+
+
+@pytest.mark.parametrize("label", ["app.kubernetes.io/managed-by", "specdecode.io/recorder"])
+def test_recorder_without_its_label_belongs_to_another_owner(running: Kubectl, label: str) -> None:
+    launch(running, "one")
+    running.must("label", "configmap", NAME, f"{label}-")
+    wait_for(running, "one", "Ready", "ChildNameConflict")
+    running.must("delete", "configmap", NAME)
+    eventually(lambda: is_in_place(running), "the recorder is back")
 
 
 def test_recorder_is_deleted_with_the_last_object(running: Kubectl, rest: Rest) -> None:
