@@ -245,11 +245,12 @@ class Cache:
         """Store a labelled child or pod; return its owner, and the former one if labels changed."""
         if (body["metadata"].get("labels") or {}).get(MANAGED_BY_LABEL) == MANAGER:  # others are not watched
             self.on_seen(kind, body)
-        slimmed = slim(kind, body)
-        if is_shared(kind, body):
-            place = _place(body)
+        slimmed, place = slim(kind, body), _place(body)
+        if is_shared(kind, body) or (kind == CONFIG_MAP.kind and place in self._shared_config_maps):
             newest = self._newest(self._shared_config_maps.get(place), slimmed)
-            if newest is not None:
+            if newest is slimmed and not is_shared(kind, body):  # It lost its label.
+                del self._shared_config_maps[place]
+            elif newest is not None:
                 self._shared_config_maps[place] = newest
         member, owner = _member(kind, body), _owner(kind, body)
         former = self._owners.owner(member)

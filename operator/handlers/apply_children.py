@@ -48,8 +48,6 @@ from specdecode_operator.cluster.resources import (
     INFERENCE_POOL,
     JOB,
     LEADER_WORKER_SET,
-    MANAGED_BY_LABEL,
-    MANAGER,
     PERSISTENT_VOLUME_CLAIM,
     POD,
     RECORDER_NAME,
@@ -548,12 +546,8 @@ class SharedConfigMaps(Children):
 
     async def _own(self, child: Body) -> Body | None:
         live = await self._live(child)
-        if live is not None:
-            is_managed = (live["metadata"].get("labels") or {}).get(
-                MANAGED_BY_LABEL
-            ) == MANAGER  # Others are not watched.
-            if not is_managed or not is_shared(CONFIG_MAP.kind, live):
-                raise ChildNameTakenError(*identity(child), shared=True)
+        if live is not None and not is_shared(CONFIG_MAP.kind, live):
+            raise ChildNameTakenError(*identity(child), shared=True)
         return live
 
 

@@ -31,12 +31,13 @@ from specdecode_operator.api.deployment import Key
 from specdecode_operator.capture.decision import capture_attention
 from specdecode_operator.capture.gpu_sharing import borrows
 from specdecode_operator.capture.observation import has_ended, read_capture
-from specdecode_operator.cluster.cache import Cache, is_shared
+from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster, ClusterError
 from specdecode_operator.cluster.clock import ServerTime
 from specdecode_operator.cluster.engine_probe import EngineProbe
 from specdecode_operator.cluster.nodes import NodesFrom
 from specdecode_operator.cluster.resources import (
+    CONFIG_MAP,
     MANAGED_BY_LABEL,
     MANAGER,
     NODE,
@@ -44,6 +45,7 @@ from specdecode_operator.cluster.resources import (
     OWNED_SELECTOR,
     POD,
     RECORDER_NAME,
+    SHARED_CONFIG_MAPS,
     WATCHED,
 )
 from specdecode_operator.deployment.live_recorder import is_recorder
@@ -427,7 +429,8 @@ async def on_child(event: kopf.RawEvent, resource: kopf.Resource, memo: Operator
             memo.add_related(key, memo.queue.add_calmly if event["type"] is None else memo.queue.add_soon)
         else:
             _queueing(event, memo)(key)
-    if is_shared(kind, body) and (event["type"] == "DELETED" or not is_recorder(body)):
+    is_shared = kind == CONFIG_MAP.kind and body["metadata"]["name"] in SHARED_CONFIG_MAPS
+    if is_shared and (event["type"] == "DELETED" or not is_recorder(body)):
         memo.add_all(body["metadata"]["namespace"])
 
 

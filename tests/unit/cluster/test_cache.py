@@ -159,6 +159,9 @@ def test_shared_config_maps_of_a_namespace_are_separate() -> None:
     found = cache.shared_config_map("default", "specdecode-recorder") or {}
     assert found["metadata"]["uid"] == "b"
     assert len(str(found)) < 1_000, "only a digest is kept"
+    cache.put("ConfigMap", body("b", 3, "specdecode-recorder", labels={}))
+    assert cache.shared_config_map("default", "specdecode-recorder") is None, "it lost its label"
+    cache.put("ConfigMap", {**recorder, "metadata": {**recorder["metadata"], "resourceVersion": "4"}})
     cache.drop("ConfigMap", recorder)
     assert cache.shared_config_map("default", "specdecode-recorder") is None
     assert cache.model_facts("default") == {"one": "1"}

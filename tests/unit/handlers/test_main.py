@@ -234,6 +234,15 @@ class TestSharedRecorder:
         await self.happens(state, "MODIFIED", {"binaryData": {"recorder.zip": "AA=="}})
         assert await looked_at(state) == [LLAMA, OTHER]
 
+    async def test_lost_label_queues_the_deployments_of_the_namespace(self, state: OperatorState) -> None:
+        metadata = {
+            "namespace": "team",
+            "name": "specdecode-recorder",
+            "labels": {MANAGED_BY_LABEL: "specdecode-operator"},
+        }
+        await self.happens(state, "MODIFIED", {"metadata": metadata})
+        assert await looked_at(state) == [LLAMA, OTHER]
+
     async def test_deletion_queues_the_deployments_of_the_namespace(self, state: OperatorState) -> None:
         await self.happens(state, "DELETED", {})
         assert await looked_at(state) == [LLAMA, OTHER]
