@@ -238,7 +238,7 @@ class TestSharedRecorder:
         metadata = {
             "namespace": "team",
             "name": "specdecode-recorder",
-            "labels": {MANAGED_BY_LABEL: "specdecode-operator"},
+            "labels": {"app.kubernetes.io/managed-by": "specdecode-operator"},
         }
         await self.happens(state, "MODIFIED", {"metadata": metadata})
         assert await looked_at(state) == [LLAMA, OTHER]
