@@ -431,7 +431,7 @@ def _missed(known: Iterable[Body], present: Iterable[str], version: int, namespa
 
 
 def is_shared(kind: str, body: Body) -> bool:
-    """Return whether this is a ConfigMap of ours that the objects of a namespace share."""
+    """Return whether this is a ConfigMap that the objects of a namespace share."""
     label = SHARED_CONFIG_MAPS.get(body["metadata"]["name"]) if kind == CONFIG_MAP.kind else None
     return label is not None and label in (body["metadata"].get("labels") or {})
 

@@ -508,7 +508,7 @@ class SharedConfigMaps(Children):
         return live is not None and applied is not None and live["metadata"]["resourceVersion"] == applied.version
 
     def owned(self) -> dict[Identity, Body]:
-        """Return the recorder, which alone is compared with the desired content."""
+        """Return the recorder. Model facts are merged, and never compared with a desired content."""
         live = self._live_recorder()
         return {} if live is None else {_RECORDER: {**live, "kind": CONFIG_MAP.kind}}
 
