@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from specdecode_operator.api import base, capture, deployment, training
+from specdecode_operator.api import base, capture, training
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Key
 from specdecode_operator.cluster.cache import Cache, is_shared, slim
@@ -521,12 +521,9 @@ class SharedConfigMaps(Children):
             return await self.apply([recorder_config_map(self.key.namespace)])
 
     async def drop_recorder(self) -> None:
-        """Delete the recorder unless the namespace has a SpecDecodeDeployment."""
+        """Delete the recorder, because the namespace has no SpecDecodeDeployment."""
         async with self._writing:
-            live = self.owned().get(_RECORDER)
-            if live is not None and all(
-                key.namespace != self.key.namespace for key in self.cache.parents(deployment.KIND)
-            ):
+            if live := self.owned().get(_RECORDER):
                 await self.delete(live)
                 self.cache.drop(CONFIG_MAP.kind, live)  # A new object must not rely on it until the watch reports this.
 
