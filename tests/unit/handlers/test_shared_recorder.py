@@ -8,6 +8,9 @@ import pytest
 from specdecode_operator.api.deployment import Key
 from specdecode_operator.cluster.resources import CONFIG_MAP, DEPLOYMENT, RECORDER_NAME, SERVICE, SPECDECODE_DEPLOYMENT
 from specdecode_operator.deployment.live_recorder import recorder_config_map
+from specdecode_operator.handlers.main import OperatorState
+from tests.support.api_server import ApiServer
+from tests.support.embedded_operator import until
 from tests.support.objects import Body, tiny_cpu
 from tests.unit.handlers.reconciler_world import World
 
@@ -173,3 +176,10 @@ async def test_failed_write_of_the_recorder_starts_no_engine(world: World, refus
     world.api.refusals.clear()
     await world.look()
     assert world.api.names(DEPLOYMENT) == ["llama"]
+
+
+async def test_start_deletes_the_recorder_of_a_namespace_without_objects(api: ApiServer, state: OperatorState) -> None:
+    """Its last object was deleted while no operator ran."""
+    api.create(CONFIG_MAP, recorder_config_map("team"))
+    await state.start()
+    await until(lambda: RECORDER_NAME not in api.names(CONFIG_MAP), lambda: "the recorder is deleted")
