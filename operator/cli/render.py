@@ -51,6 +51,7 @@ from specdecode_operator.cluster.resources import (
 )
 from specdecode_operator.deployment.decision import decide
 from specdecode_operator.deployment.desired_state import ClusterState, DesiredState, NotLaunched
+from specdecode_operator.deployment.live_recorder import recorder_config_map, starts_recorder
 from specdecode_operator.deployment.models.model_jobs import wanted_downloads
 from specdecode_operator.deployment.models.model_locations import COMMIT
 from specdecode_operator.deployment.parsed_deployment import ParsedDeployment, parse_deployment
@@ -208,6 +209,18 @@ def _ready_pods(capture: Capture, captured: RenderedDeployment) -> list[Body]:
     }
     ready = {"conditions": [{"type": "Ready", "status": "True"}]}
     return [{"metadata": {"name": name, **metadata}, "status": ready} for name in names]
+
+
+def with_recorders(objects: Iterable[Body]) -> list[Body]:
+    """Return objects with the recorder of each namespace before the first workload that needs it."""
+    found, namespaces = list[Body](), set[str]()
+    for body in objects:
+        namespace = body["metadata"]["namespace"]
+        if namespace not in namespaces and starts_recorder(body):
+            namespaces.add(namespace)
+            found.append(recorder_config_map(namespace))
+        found.append(body)
+    return found
 
 
 def _without_owner(objects: Iterable[Body]) -> tuple[Body, ...]:
@@ -582,7 +595,7 @@ def render_command(  # noqa: PLR0913  each is an option
         operator_image=operator_image,
     )
     found, errors = render(sources(files, file), asked)
-    objects = [body for each in found for body in each.objects]
+    objects = _without_owner(with_recorders(body for each in found for body in each.objects))
     if output is Form.JSON:
         print_json({"apiVersion": "v1", "kind": "List", "items": objects})
     elif output is Form.COMMAND:

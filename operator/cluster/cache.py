@@ -25,12 +25,12 @@ from specdecode_operator.cluster.resources import (
     DEPLOYMENT_LABEL,
     MANAGED_BY_LABEL,
     MANAGER,
-    MODEL_FACTS_LABEL,
     MODEL_FACTS_NAME,
     NODE,
     PERSISTENT_VOLUME_CLAIM,
     POD,
     READS_FOR_LABEL,
+    SHARED_CONFIG_MAPS,
     TRAINING_LABEL,
 )
 
@@ -149,7 +149,7 @@ _REMEMBERED_DELETIONS: Final = 2000
 _RUNS: Final = frozenset({capture.KIND, training.KIND})
 
 _COMPARED_DATA: Final = frozenset({"plan.json", "matrix.csv", "canaries.json"})
-"""Entries of the ConfigMaps with plan and recorder: only changes matter, because they are never read back."""
+"""Entries of the ConfigMap with the plan: only changes matter, because they are never read back."""
 _RARELY_READ: Final = frozenset({"engines.json"})
 """Entries of the ConfigMap with the last good workload, which are read after a start."""
 
@@ -171,7 +171,8 @@ class Cache:
         """Captures and trainings by the deployment that they name."""
         self._captured_claims: OwnerIndex[tuple[Key, str]] = OwnerIndex()
         """Claims as (capture, name), by the deployment of their label."""
-        self._model_facts: dict[str, Body] = {}
+        self._shared_config_maps: dict[tuple[str, str], Body] = {}
+        """ConfigMaps that the objects of a namespace share, by namespace and name."""
         self._nodes: dict[str, tuple[NodeFacts, int]] = {}
         self._sorted_nodes: tuple[NodeFacts, ...] | None = None
         """The same tuple until a node changes, because it is part of the key of each cached decision."""
@@ -244,15 +245,17 @@ class Cache:
         """Store a labelled child or pod; return its owner, and the former one if labels changed."""
         if (body["metadata"].get("labels") or {}).get(MANAGED_BY_LABEL) == MANAGER:  # others are not watched
             self.on_seen(kind, body)
-        if is_model_facts(kind, body):
-            namespace = body["metadata"]["namespace"]
-            facts = self._newest(self._model_facts.get(namespace), body)
-            if facts is not None:
-                self._model_facts[namespace] = facts
+        slimmed, place = slim(kind, body), _place(body)
+        if is_shared(kind, body) or (kind == CONFIG_MAP.kind and place in self._shared_config_maps):
+            newest = self._newest(self._shared_config_maps.get(place), slimmed)
+            if newest is slimmed and not is_shared(kind, body):  # It lost its label.
+                del self._shared_config_maps[place]
+            elif newest is not None:
+                self._shared_config_maps[place] = newest
         member, owner = _member(kind, body), _owner(kind, body)
         former = self._owners.owner(member)
         known = None if former is None else self._children[former][kind, member[2]]
-        newest = self._newest(known, slim(kind, body))
+        newest = self._newest(known, slimmed)
         if newest is None or newest is known:
             return [] if former is None else [former]
         if former is not None and former != owner:
@@ -271,9 +274,9 @@ class Cache:
     def drop(self, kind: str, body: Body, version: int | None = None) -> Key | None:
         """Remove a labelled child or pod that was gone by a version; return its owner."""
         self._remember_deletion(body, version)
-        namespace, member = body["metadata"]["namespace"], _member(kind, body)
-        if kind == CONFIG_MAP.kind and _uid(self._model_facts.get(namespace)) == _uid(body):
-            del self._model_facts[namespace]
+        member, place = _member(kind, body), _place(body)
+        if kind == CONFIG_MAP.kind and _uid(self._shared_config_maps.get(place)) == _uid(body):
+            del self._shared_config_maps[place]
         owner = self._owners.owner(member)
         if owner is None:
             return _owner(kind, body)
@@ -303,8 +306,16 @@ class Cache:
 
     def model_facts(self, namespace: str) -> dict[str, str]:
         """Return the data of the ConfigMap with facts about models of a namespace."""
-        facts: dict[str, str] = self._model_facts.get(namespace, {}).get("data") or {}
+        facts: dict[str, str] = (self.shared_config_map(namespace, MODEL_FACTS_NAME) or {}).get("data") or {}
         return facts
+
+    def shared_config_map(self, namespace: str, name: str) -> Body | None:
+        """Return a ConfigMap of `SHARED_CONFIG_MAPS`; the same object until it changes."""
+        return self._shared_config_maps.get((namespace, name))
+
+    def namespaces_with(self, name: str) -> frozenset[str]:
+        """Return the namespaces that have this one of `SHARED_CONFIG_MAPS`."""
+        return frozenset(namespace for namespace, found in self._shared_config_maps if found == name)
 
     def put_node(self, body: Body) -> bool:
         """Store a node; return whether plans may change."""
@@ -352,8 +363,8 @@ class Cache:
 
     def knows(self, kind: str, body: Body) -> bool:
         """Return whether a labelled child or pod is stored in this version or a later one."""
-        if is_model_facts(kind, body):
-            return _is_as_new(self._model_facts.get(body["metadata"]["namespace"]), body)
+        if is_shared(kind, body):
+            return _is_as_new(self._shared_config_maps.get(_place(body)), body)
         owner = self._owners.owner(_member(kind, body))
         return owner is not None and _is_as_new(self._children[owner][kind, body["metadata"]["name"]], body)
 
@@ -373,7 +384,7 @@ class Cache:
             body for bodies in self._children.values() for (found_kind, _), body in bodies.items() if found_kind == kind
         ]
         if kind == CONFIG_MAP.kind:
-            known += self._model_facts.values()
+            known += self._shared_config_maps.values()
         owners = [self.drop(kind, body, version) for body in _missed(known, present, version, namespace)]
         return [owner for owner in owners if owner is not None]
 
@@ -419,15 +430,18 @@ def _missed(known: Iterable[Body], present: Iterable[str], version: int, namespa
     return [body for body in within if _version(body) <= version and _uid(body) not in uids]
 
 
-def is_model_facts(kind: str, body: Body) -> bool:
-    """Return whether this is the ConfigMap of a namespace with facts about models."""
-    if kind != CONFIG_MAP.kind or body["metadata"]["name"] != MODEL_FACTS_NAME:
-        return False
-    return MODEL_FACTS_LABEL in (body["metadata"].get("labels") or {})
+def is_shared(kind: str, body: Body) -> bool:
+    """Return whether this is a ConfigMap that the objects of a namespace share."""
+    label = SHARED_CONFIG_MAPS.get(body["metadata"]["name"]) if kind == CONFIG_MAP.kind else None
+    return label is not None and label in (body["metadata"].get("labels") or {})
 
 
 def _key(kind: str, body: Body) -> Key:
     return Key(body["metadata"]["namespace"], body["metadata"]["name"], kind)
+
+
+def _place(body: Body) -> tuple[str, str]:
+    return body["metadata"]["namespace"], body["metadata"]["name"]
 
 
 def _member(kind: str, body: Body) -> tuple[str, str, str]:
@@ -435,7 +449,7 @@ def _member(kind: str, body: Body) -> tuple[str, str, str]:
 
 
 def _owner(kind: str, body: Body) -> Key | None:
-    if is_model_facts(kind, body):
+    if is_shared(kind, body):
         return None
     labels = body["metadata"].get("labels") or {}
     if name := labels.get(CAPTURE_LABEL):

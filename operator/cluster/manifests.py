@@ -26,6 +26,7 @@ from specdecode_operator.cluster.resources import (
     MANAGED_BY_LABEL,
     MANAGER,
     PART_OF_LABEL,
+    SHARED_CONFIG_MAPS,
     TRAINING_LABEL,
 )
 from specdecode_operator.vllm.settings import ContainerVariable
@@ -117,8 +118,15 @@ def owned(body: Body, key: Key, uid: str) -> Body:
     return body
 
 
+def shared_config_map(namespace: str, name: str, content: Body) -> Body:
+    """Return a ConfigMap that the objects of a namespace share, with its ``data`` or ``binaryData``."""
+    labels = {PART_OF_LABEL: "specdecode", MANAGED_BY_LABEL: MANAGER, SHARED_CONFIG_MAPS[name]: "true"}
+    metadata = {"namespace": namespace, "name": name, "labels": labels}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, **content}
+
+
 def with_new_hash(body: Body) -> Body:
-    """Return a child of `owned` with the hash of its present content."""
+    """Return an object with the hash of its present content in place of its annotations."""
     metadata = {name: value for name, value in body["metadata"].items() if name != "annotations"}
     annotations = {APPLIED_HASH_ANNOTATION: content_hash({**body, "metadata": metadata})}
     return {**body, "metadata": {**metadata, "annotations": annotations}}

@@ -45,7 +45,10 @@ ATTESTED_PODS_LABEL = "specdecode.io/attested-pods"
 
 MODEL_FACTS_LABEL = "specdecode.io/model-facts"
 MODEL_FACTS_NAME = "specdecode-model-facts"
-"""Name of the ConfigMap that has this label, one per namespace."""
+RECORDER_LABEL = "specdecode.io/recorder"
+RECORDER_NAME = "specdecode-recorder"
+SHARED_CONFIG_MAPS = {MODEL_FACTS_NAME: MODEL_FACTS_LABEL, RECORDER_NAME: RECORDER_LABEL}
+"""Names of the ConfigMaps that the objects of a namespace share, with the label of each. They have no owner."""
 
 MODEL_KEY_ANNOTATION = "specdecode.io/model-key"
 DOWNLOAD_KEY_ANNOTATION = "specdecode.io/download-key"
@@ -88,6 +91,11 @@ OWNED_SELECTOR = f"{MANAGED_BY_LABEL}={MANAGER}"
 def worker_labels(name: str) -> dict[str, str]:
     """Return the labels of pods that only compute for the engines of one deployment."""
     return {MANAGED_BY_LABEL: MANAGER, COMPUTES_FOR_LABEL: name}
+
+
+def plan_name(name: str) -> str:
+    """Return the name of the ConfigMap with the plan of one deployment."""
+    return f"{name}-plan"
 
 
 def selector_labels(name: str) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Configure the canary prompts that the sidecar of each engine asks, and state what they cost.
 
-The sidecar reads them from `canaries.json` in the recorder's ConfigMap, so that a change restarts no engine.
+The sidecar reads them from `canaries.json` in the ConfigMap with the plan, so that a change restarts no engine.
 """
 
 import json

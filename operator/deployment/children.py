@@ -20,13 +20,12 @@ from specdecode_operator.cluster.resources import (
     LEADER_WORKER_SET,
     POOL_LABEL,
     QUEUE_PREFIX,
+    plan_name,
     selector_labels,
 )
 from specdecode_operator.deployment.autoscaler import render_autoscaler
-from specdecode_operator.deployment.canaries import canaries_json
 from specdecode_operator.deployment.engine_pod import engine_pod, engine_timeouts, group_pods, replay_pod, scheme
 from specdecode_operator.deployment.expose import render_exposed
-from specdecode_operator.deployment.live_recorder import live_recorder_blocked, recorder_config_map
 from specdecode_operator.deployment.rollout.engine_workload import workload_name
 from specdecode_operator.deployment.spec_facts import Facts
 from specdecode_operator.enums import RolloutStrategy
@@ -55,7 +54,7 @@ class MatrixTable:
 
 def plan_config_map(key: Key, uid: str, data: Mapping[str, str]) -> Body:
     """Return the ConfigMap that holds the plan, even a plan that does not fit."""
-    body = render_template("configmap", {"name": key.name})
+    body = render_template("configmap", {"name": plan_name(key.name)})
     # Passing these texts through the YAML template would take ten times as long as everything else.
     body["data"] = dict(data)
     return owned(body, key, uid)
@@ -117,8 +116,6 @@ def render_children(key: Key, uid: str, facts: Facts, plan: Plan, plan_texts: Ma
     )
     service = {"name": key.name, "selector": selector, "port": spec.serving.port, "scheme": scheme(spec)}
     children = [plan_config_map(key, uid, plan_texts)]
-    if live_recorder_blocked(facts.spec) is None:
-        children.append(owned(recorder_config_map(key, canaries_json(facts)), key, uid))
     children.append(owned(render_template("service", service), key, uid))
     children += render_exposed(key, uid, spec.expose, spec.serving.port)
     if spec.autoscaling is not None:

@@ -8,8 +8,8 @@ from typing import Final
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.deployment_status import PlanStatus
-from specdecode_operator.cluster.manifests import owned
 from specdecode_operator.cluster.nodes import NodeFacts, NodesFrom
+from specdecode_operator.deployment.canaries import canaries_json
 from specdecode_operator.deployment.children import plan_config_map, plan_data, render_children
 from specdecode_operator.deployment.conditions import (
     FALSE,
@@ -30,12 +30,7 @@ from specdecode_operator.deployment.desired_state import (
     NotLaunched,
     RolledBack,
 )
-from specdecode_operator.deployment.live_recorder import (
-    allows_token_ids,
-    carries_recorder,
-    live_recorder_blocked,
-    recorder_config_map,
-)
+from specdecode_operator.deployment.live_recorder import CANARIES_ENTRY, allows_token_ids, live_recorder_blocked
 from specdecode_operator.deployment.models.model_facts import SiteFacts, facts_entry, known_checkpoints, read_entries
 from specdecode_operator.deployment.models.model_jobs import (
     READER,
@@ -271,6 +266,8 @@ def _plan(question: _Question) -> _Planned | Blocked:
     matrix = full_matrix(facts, nodes, plan)
     facts = facts.at(*plan.chosen.served)
     texts = plan_data(plan, matrix, planned_startup(facts, plan.chosen))
+    if live_recorder_blocked(facts.spec) is None and (canaries := canaries_json(facts)) is not None:
+        texts[CANARIES_ENTRY] = canaries
     condition = planned_condition(facts, plan, passed_over(facts, nodes))
     remarks = [*plan_warnings(facts, known, plan.chosen.tensor), *map(str, token_doubts(facts.spec))]
     for _, model, geometry in facts.models():
@@ -316,9 +313,6 @@ def _launch(
         return DesiredState(launch, [*planned.conditions, *passed], [*others, workload])
     kept, failure = render_last_good(key, uid, last_good), last_good.failure
     earlier = put_back(key, uid, workload, last_good.workload)
-    of_earlier = list[Body]()
-    if live_recorder_blocked(facts.spec) is not None and any(map(carries_recorder, pod_templates(earlier))):
-        of_earlier = [owned(recorder_config_map(key), key, uid)]
     # The gate and the canary do not apply to a policy's choice: a capture with arms measured it, and the golden capture
     # has other settings.
     in_canary = not parent.by_policy and awaits_canary(spec, workload, last_good)
@@ -326,17 +320,15 @@ def _launch(
     if failure is not None and failure.attempt in {attempt_of(spec, plan.chosen), attempt}:
         rolled_back = RolledBack(facts, planned.plan_status, failure)
         judged = [rolled_back_condition(failure)] if failure.attempt == attempt else []
-        return DesiredState(rolled_back, [*planned.conditions, *judged], [kept, *of_earlier, *others, earlier])
+        return DesiredState(rolled_back, [*planned.conditions, *judged], [kept, *others, earlier])
     held = None if parent.by_policy else held_at_gate(key, spec, workload, last_good, gate)
     if held:
         gated = Gated(facts, planned.plan_status, launch, held)
-        return DesiredState(gated, [*planned.conditions, held_condition(held)], [kept, *of_earlier, *others, earlier])
+        return DesiredState(gated, [*planned.conditions, held_condition(held)], [kept, *others, earlier])
     if in_canary:
         waits = why_no_canary(spec, workload, last_good.workload)
         outcome = InCanary(facts, planned.plan_status, launch, attempt, workload, waits)
         replicas = canary_settings(spec).replicas
         canary = [] if waits else [canary_workload(key, uid, workload, replicas)]
-        return DesiredState(
-            outcome, [*planned.conditions, *passed_gate], [kept, *of_earlier, *others, *canary, earlier]
-        )
+        return DesiredState(outcome, [*planned.conditions, *passed_gate], [kept, *others, *canary, earlier])
     return DesiredState(launch, [*planned.conditions, *passed], [kept, *others, workload])

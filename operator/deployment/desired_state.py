@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, overload
+from typing import overload
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment_status import PlanStatus
@@ -96,25 +96,18 @@ class NotLaunched:
 Outcome = Launch | RolledBack | Gated | InCanary | NotLaunched
 
 
-_SHARED: Final = "binaryData"
-
-
 class PackedChildren(Sequence[Body]):
     """Compressed children, each unpacked when it is used. The ConfigMap of the plan alone has tens of kilobytes."""
 
-    def __init__(self, packed: Sequence[tuple[bytes, Any]], kinds: frozenset[str]) -> None:
+    def __init__(self, packed: Sequence[bytes], kinds: frozenset[str]) -> None:
         self._packed = packed
         self.kinds = kinds
         self._read: dict[int, Body] = {}
 
     @classmethod
     def of(cls, children: Sequence[Body]) -> "PackedChildren":
-        """Return children packed, but for `binaryData`: the recorder there is one text that all objects share."""
-        parts = [
-            ({key: each for key, each in child.items() if key != _SHARED}, child.get(_SHARED)) for child in children
-        ]
-        packed = [(pack_object(own), shared) for own, shared in parts]
-        return cls(packed, frozenset(child["kind"] for child in children))
+        """Return packed children."""
+        return cls([pack_object(child) for child in children], frozenset(child["kind"] for child in children))
 
     def unread(self) -> "PackedChildren":
         """Return the same children; the objects that were unpacked here are not shared."""
@@ -134,8 +127,7 @@ class PackedChildren(Sequence[Body]):
             return [self[each] for each in range(*index.indices(len(self)))]
         place = range(len(self))[index]
         if place not in self._read:
-            packed, shared = self._packed[place]
-            self._read[place] = unpack_object(packed) | ({} if shared is None else {_SHARED: dict(shared)})
+            self._read[place] = unpack_object(self._packed[place])
         return self._read[place]
 
 
@@ -146,7 +138,7 @@ class DesiredState:
     outcome: Outcome
     conditions: list[ConditionUpdate]
     children: Sequence[Body] = field(default_factory=list)
-    draft_order: str = ""  # draft.json for the recorder's ConfigMap; empty without one
+    draft_order: str = ""  # draft.json for the ConfigMap with the plan; empty without one
 
     @property
     def kinds(self) -> frozenset[str]:

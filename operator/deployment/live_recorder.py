@@ -1,8 +1,8 @@
 """Equip engine pods for live captures, which record the traffic of users.
 
 The recorder is loaded into vLLM's API server, where it sleeps until a capture arms it. A sidecar connects it with the
-capture's pod, and an engine that no capture records opens no connection. Recorder and sidecar come from a ConfigMap and
-not from the operator's image, so that an upgrade of the operator replaces no engine.
+capture's pod, and an engine that no capture records opens no connection. Recorder and sidecar come from a ConfigMap of
+the namespace and not from the operator's image, so that an upgrade of the operator replaces no engine.
 """
 
 import base64
@@ -12,13 +12,17 @@ from typing import Any, Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Key, ReplayMode, SpecDecodeDeploymentSpec
-from specdecode_operator.cluster.resources import ENGINE_CONTAINER, SIDECAR
+from specdecode_operator.cluster.cache import slim
+from specdecode_operator.cluster.drift import content_digest
+from specdecode_operator.cluster.manifests import shared_config_map, with_new_hash
+from specdecode_operator.cluster.resources import CONFIG_MAP, ENGINE_CONTAINER, RECORDER_NAME, SIDECAR, plan_name
 from specdecode_operator.deployment.pod_template_merge import (
     FILES_PATH,
     FILES_VOLUME,
     SOCKETS_PATH,
     SOCKETS_VOLUME,
 )
+from specdecode_operator.deployment.rollout.engine_workload import WORKLOAD_KINDS, pod_templates
 from specdecode_operator.enums import DraftUpdate, LiveTokenIds
 from specdecode_operator.untrusted import mapping, name_of, objects
 from specdecode_operator.vllm.environment import (
@@ -91,25 +95,29 @@ def _extension(spec: SpecDecodeDeploymentSpec) -> list[str]:
     return [f"{EXTENSION_FLAG}={HEAD_LOADER}"] if in_place and runs_vllm and not has_extension(spec) else []
 
 
-def recorder_name(key: Key) -> str:
-    """Return the name of the ConfigMap with the recorder and the sidecar's program."""
-    return f"{key.name}-recorder"
-
-
 def order_name(key: Key) -> str:
     """Return the name of the ConfigMap with the order of a live capture, which exists while the capture records."""
     return f"{key.name}-live-order"
 
 
-def recorder_config_map(key: Key, canaries: str | None = None) -> Body:
-    """Return the ConfigMap with the recorder and the sidecar's program, and the canaries for the sidecar to ask."""
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": recorder_name(key)},
-        **({} if canaries is None else {"data": {CANARIES_ENTRY: canaries}}),
-        "binaryData": {ZIP_ENTRY: _zip()},
-    }
+def recorder_config_map(namespace: str) -> Body:
+    """Return the ConfigMap with the recorder and the sidecar's program, for all engines of a namespace."""
+    return with_new_hash(shared_config_map(namespace, RECORDER_NAME, {"binaryData": {ZIP_ENTRY: _zip()}}))
+
+
+@cache
+def recorder_digest() -> str:
+    """Return the `content_digest` of the ConfigMap with the recorder, which is the same in all namespaces."""
+    return _digest(recorder_config_map(""))
+
+
+def is_recorder(config_map: Body) -> bool:
+    """Return whether a ConfigMap has the name and exactly the content of `recorder_config_map`."""
+    return config_map["metadata"]["name"] == RECORDER_NAME and _digest(config_map) == recorder_digest()
+
+
+def _digest(config_map: Body) -> str:
+    return content_digest(slim(CONFIG_MAP.kind, config_map), shared_config_map("", RECORDER_NAME, {}))
 
 
 @cache
@@ -132,12 +140,17 @@ def with_recorder(
 
 
 def _volumes(key: Key) -> list[Body]:
-    # Both are optional: engines must start without them, even if an earlier template is put back.
-    sources = (
-        {"name": recorder_name(key), "optional": True},
-        # Only the order, so that no other entry replaces a program.
-        {"name": order_name(key), "optional": True, "items": [{"key": ORDER_ENTRY, "path": ORDER_ENTRY}]},
-    )
+    # Only these entries, so that no other entry replaces a program.
+    entries = {
+        RECORDER_NAME: (ZIP_ENTRY,),
+        plan_name(key.name): (CANARIES_ENTRY, DRAFT_ENTRY),
+        order_name(key): (ORDER_ENTRY,),
+    }
+    # All are optional: engines must start without them, even if an earlier template is put back.
+    sources = [
+        {"name": name, "optional": True, "items": [{"key": each, "path": each} for each in found]}
+        for name, found in entries.items()
+    ]
     return [
         {"name": FILES_VOLUME, "projected": {"sources": [{"configMap": each} for each in sources]}},
         {"name": SOCKETS_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
@@ -147,6 +160,11 @@ def _volumes(key: Key) -> list[Body]:
 def carries_recorder(pod: Mapping[str, Any]) -> bool:
     """Return whether a pod or pod template has the recorder."""
     return any(name_of(each) == FILES_VOLUME for each in objects(mapping(pod, "spec"), "volumes"))
+
+
+def starts_recorder(child: Body) -> bool:
+    """Return whether a child is a workload whose engines have the recorder."""
+    return child["kind"] in WORKLOAD_KINDS and any(map(carries_recorder, pod_templates(child)))
 
 
 def sidecar_of(pod: Body) -> Body:

@@ -1,9 +1,11 @@
 """Apply, scale and delete the children of an object; back off when another writer contests a repair.
 
 `Children` finds the children by the operator's label and the owner's UID, and never takes over an object of another
-owner. `Repairs` repairs drift immediately, and backs off if the same field changes again after each repair.
+owner. `SharedConfigMaps` does the same for the ConfigMaps that the objects of a namespace share. `Repairs` repairs
+drift immediately, and backs off if the same field changes again after each repair.
 """
 
+import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from specdecode_operator.api import base, capture, training
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Key
-from specdecode_operator.cluster.cache import Cache, is_model_facts, slim
+from specdecode_operator.cluster.cache import Cache, is_shared, slim
 from specdecode_operator.cluster.client import (
     Cluster,
     ClusterError,
@@ -48,10 +50,12 @@ from specdecode_operator.cluster.resources import (
     LEADER_WORKER_SET,
     PERSISTENT_VOLUME_CLAIM,
     POD,
+    RECORDER_NAME,
     RESOURCE_CLAIM_TEMPLATE,
     SCALED_OBJECT,
     SERVICE,
     Resource,
+    plan_name,
     written_resource,
 )
 from specdecode_operator.deployment.attestation.attest import Seen, attestation_name, attested
@@ -61,7 +65,12 @@ from specdecode_operator.deployment.conditions import Blocked
 from specdecode_operator.deployment.configmap_digests import child_entry, children_proofs
 from specdecode_operator.deployment.desired_state import DesiredState, Launch, NotLaunched, Outcome
 from specdecode_operator.deployment.expose import KIND_MISSING, REFUSED_HINT, leads_to, wanted_kinds
-from specdecode_operator.deployment.live_recorder import DRAFT_ENTRY, recorder_name
+from specdecode_operator.deployment.live_recorder import (
+    DRAFT_ENTRY,
+    recorder_config_map,
+    recorder_digest,
+    starts_recorder,
+)
 from specdecode_operator.deployment.models.model_facts import CONFIG_MAP_NAME, facts_config_map
 from specdecode_operator.deployment.models.model_locations import (
     claim_fields,
@@ -111,7 +120,7 @@ def objects_to_apply(desired: DesiredState, live: Collection[Body], kept_manager
         running = next((child for child in live if identity(child) == identity(workload)), None)
         children.append(_guarded(workload, running, kept_managers))
     # The Service first: of all names, a user's object most likely has its name, and then nothing else is created. The
-    # plan last, because only people and tools read it.
+    # plan last: engines take longer to start than this write, and their sidecars wait for its entries.
     return sorted(children, key=lambda child: (_has_plan(child), child["kind"] != SERVICE.kind))
 
 
@@ -141,12 +150,12 @@ def _guarded(workload: Body, live: Body | None, kept_managers: Collection[str]) 
 
 
 def with_draft_order(key: Key, desired: DesiredState) -> DesiredState:
-    """Return the desired state with the order to load another head in the recorder's ConfigMap."""
+    """Return the desired state with the order to load another head in the ConfigMap with the plan."""
     if not desired.draft_order:
         return desired
     children = list(desired.children)
     for index, child in enumerate(children):
-        if identity(child) == (CONFIG_MAP.kind, recorder_name(key)):
+        if identity(child) == (CONFIG_MAP.kind, plan_name(key.name)):
             data = {**mapping(child, "data"), DRAFT_ENTRY: desired.draft_order}
             children[index] = with_new_hash({**child, "data": data})
     return replace(desired, children=children)
@@ -293,15 +302,15 @@ class BlockedError(Exception):
 
 
 class ChildNameTakenError(BlockedError):
-    """Another owner's object has the name of a child."""
+    """Another owner's object has the name of a child, or of a ConfigMap that a namespace shares."""
 
-    def __init__(self, kind: str, name: str, *, leaving: bool) -> None:
+    def __init__(self, kind: str, name: str, *, leaving: bool = False, shared: bool = False) -> None:
         if leaving:
             message = f"{kind} {name} of an earlier object of this name is still being removed"
         else:
+            owner, fix = ("the operator", "") if shared else ("this object", ", or rename this object")
             message = (
-                f"{kind} {name} exists and does not belong to this object; it is left untouched:"
-                " delete or rename it, or rename this object"
+                f"{kind} {name} exists and does not belong to {owner}; it is left untouched: delete or rename it{fix}"
             )
         super().__init__(
             Blocked("WaitingForCleanup" if leaving else "ChildNameConflict", message, permanent=not leaving)
@@ -359,13 +368,14 @@ class Children(Reporter):
         A name that is taken stops at that child. The workload comes after all that its pods need. Fields of
         ``kept_managers`` stay. Returns False if the repair of a contested child was postponed.
         """
-        owned, done = self.owned(), []
-        for child in children:
-            if live := owned.get(identity(child)):
-                done.append(await self._repair(child, live, kept_managers))
-            else:
-                await self.create(child, kept_managers)
-        return all(done)
+        owned = self.owned()
+        return all([await self._keep(child, owned.get(identity(child)), kept_managers) for child in children])
+
+    async def _keep(self, child: Body, live: Body | None, kept_managers: Collection[str]) -> bool:
+        if live is not None:
+            return await self._repair(child, live, kept_managers)
+        await self.create(child, kept_managers)
+        return True
 
     async def create(self, child: Body, kept_managers: Collection[str] = ()) -> None:
         """Create a child, unless another owner's object has its name."""
@@ -478,6 +488,66 @@ async def what_blocks(writing: Awaitable[object], *, hint: str = "", status_is_c
     return None
 
 
+_RECORDER: Final[Identity] = (CONFIG_MAP.kind, RECORDER_NAME)
+
+
+class SharedConfigMaps(Children):
+    """The ConfigMaps that the objects of one namespace share: the recorder, and facts about models.
+
+    Objects of a namespace are reconciled at the same time, so writes wait for each other.
+    """
+
+    def __init__(self, cluster: Cluster, cache: Cache, namespace: str) -> None:
+        super().__init__(cluster, cache, Key(namespace, ""), "", (CONFIG_MAP,))
+        self._writing = asyncio.Lock()
+
+    @property
+    def has_recorder(self) -> bool:
+        """Whether the recorder is in the namespace, and has not changed since it was compared or written."""
+        live, applied = self._live_recorder(), self._applied.get(_RECORDER)
+        return live is not None and applied is not None and live["metadata"]["resourceVersion"] == applied.version
+
+    def owned(self) -> dict[Identity, Body]:
+        """Return the recorder. Model facts are merged, and never compared with a desired content."""
+        live = self._live_recorder()
+        return {} if live is None else {_RECORDER: {**live, "kind": CONFIG_MAP.kind}}
+
+    async def keep_recorder(self) -> bool:
+        """Create, update or repair the recorder; return False if the repair of a contested one was postponed."""
+        async with self._writing:
+            if self.has_recorder:
+                return True
+            self.believe({_RECORDER: recorder_digest()})
+            return await self.apply([recorder_config_map(self.key.namespace)])
+
+    async def drop_recorder(self) -> None:
+        """Delete the recorder, because the namespace has no SpecDecodeDeployment."""
+        async with self._writing:
+            if live := self.owned().get(_RECORDER):
+                await self.delete(live)
+                self.cache.drop(CONFIG_MAP.kind, live)  # A new object must not rely on it until the watch reports this.
+
+    async def add_model_facts(self, entries: Mapping[str, str]) -> None:
+        """Add facts about models."""
+        body = facts_config_map(self.key.namespace, entries)
+        async with self._writing:
+            live = await self._own(body)
+            try:
+                answer = await (self.cluster.create(body) if live is None else self.cluster.merge(live, body))
+            except InvalidObjectError as error:
+                raise ModelFactsFullError(self.key.namespace) from error
+            self.cache.put(CONFIG_MAP.kind, answer)
+
+    def _live_recorder(self) -> Body | None:
+        return self.cache.shared_config_map(self.key.namespace, RECORDER_NAME)
+
+    async def _own(self, child: Body) -> Body | None:
+        live = await self._live(child)
+        if live is not None and not is_shared(CONFIG_MAP.kind, live):
+            raise ChildNameTakenError(*identity(child), shared=True)
+        return live
+
+
 class ModelFactsFullError(BlockedError):
     """The ConfigMap with facts of models is full."""
 
@@ -506,6 +576,8 @@ class _InLine:
     kept_managers: frozenset[str]
     workload: Identity | None
     """Kind and name of the desired workload. The workload itself is packed in the decision."""
+    has_recorder: bool
+    """Whether engines carry the recorder."""
     children: Sequence[Body]
     """All objects with the object's label, including pods."""
 
@@ -513,10 +585,9 @@ class _InLine:
 class EngineChildren(Children):
     """Children of one SpecDecodeDeployment."""
 
-    def __init__(
-        self, cluster: Cluster, cache: Cache, key: Key, uid: str, signing_key: "SigningKey | None" = None
-    ) -> None:
-        super().__init__(cluster, cache, key, uid, CHILDREN)
+    def __init__(self, shared: SharedConfigMaps, key: Key, uid: str, signing_key: "SigningKey | None" = None) -> None:
+        super().__init__(shared.cluster, shared.cache, key, uid, CHILDREN)
+        self.shared = shared
         self._signing_key = signing_key
         self._in_line: _InLine | None = None
         self._shared_claims = set[tuple[str, str]]()
@@ -563,10 +634,16 @@ class EngineChildren(Children):
         waits = not is_all or unwanted or self._signing_key is not None or is_group or rejections(pods)
         # If the object has changed meanwhile, the next reconcile could not use this record, so it is not kept.
         is_at_rest = not waits and before == self.cache.all_children(self.key)
-        wanted = self._wanted(desired)
+        wanted, has_recorder = self._wanted(desired), any(map(starts_recorder, others))
         self._in_line = (
-            _InLine(outcome, desired.draft_order, parent.kept_managers, wanted, before) if is_at_rest else None
+            _InLine(outcome, desired.draft_order, parent.kept_managers, wanted, has_recorder, before)
+            if is_at_rest
+            else None
         )
+
+    async def _keep(self, child: Body, live: Body | None, kept_managers: Collection[str]) -> bool:
+        is_done = not starts_recorder(child) or await self.shared.keep_recorder()
+        return await super()._keep(child, live, kept_managers) and is_done
 
     def _unused_claims(self, desired: DesiredState) -> list[Body]:
         """Return the ResourceClaimTemplates to which no workload, Job or pod refers.
@@ -670,6 +747,7 @@ class EngineChildren(Children):
             and last.outcome is desired.outcome
             and last.draft_order == desired.draft_order
             and last.kept_managers == parent.kept_managers
+            and (self.shared.has_recorder or not last.has_recorder)
             and last.children == self.cache.all_children(self.key)
         )
 
@@ -708,16 +786,3 @@ class EngineChildren(Children):
     def proofs(self) -> dict[str, str]:
         """Return the digests of the children after their last apply, in the form of the status."""
         return {child_entry(child): digest for child, digest in self.digests().items()}
-
-    async def keep_model_facts(self, entries: Mapping[str, str]) -> None:
-        """Add facts about models to the ConfigMap that the objects of a namespace share."""
-        namespace = self.key.namespace
-        live = await self.cluster.get(CONFIG_MAP, namespace, CONFIG_MAP_NAME)
-        if live is not None and not is_model_facts(CONFIG_MAP.kind, live):
-            raise ChildNameTakenError(CONFIG_MAP.kind, CONFIG_MAP_NAME, leaving=False)
-        body = facts_config_map(namespace, entries)
-        try:
-            answer = await (self.cluster.create(body) if live is None else self.cluster.merge(live, body))
-        except InvalidObjectError as error:
-            raise ModelFactsFullError(namespace) from error
-        self.cache.put(CONFIG_MAP.kind, answer)

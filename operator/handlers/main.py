@@ -31,20 +31,24 @@ from specdecode_operator.api.deployment import Key
 from specdecode_operator.capture.decision import capture_attention
 from specdecode_operator.capture.gpu_sharing import borrows
 from specdecode_operator.capture.observation import has_ended, read_capture
-from specdecode_operator.cluster.cache import Cache, is_model_facts
+from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster, ClusterError
 from specdecode_operator.cluster.clock import ServerTime
 from specdecode_operator.cluster.engine_probe import EngineProbe
 from specdecode_operator.cluster.nodes import NodesFrom
 from specdecode_operator.cluster.resources import (
+    CONFIG_MAP,
     MANAGED_BY_LABEL,
     MANAGER,
     NODE,
     OUR_KINDS,
     OWNED_SELECTOR,
     POD,
+    RECORDER_NAME,
+    SHARED_CONFIG_MAPS,
     WATCHED,
 )
+from specdecode_operator.deployment.live_recorder import is_recorder
 from specdecode_operator.deployment.requeue import Requeue
 from specdecode_operator.handlers.admission_findings import Terms
 from specdecode_operator.handlers.http_server import BoundedHandler, BoundedServer
@@ -294,6 +298,10 @@ class OperatorState:
     def _add_everything(self) -> None:
         for key in self.cache.parents():
             self.queue.add_calmly(key)
+        served = {key.namespace for key in self.cache.parents(deployment.KIND)}
+        for namespace in self.cache.namespaces_with(RECORDER_NAME) - served:
+            # As for its last object, which was deleted while no operator ran.
+            self.queue.add_calmly(Key(namespace, RECORDER_NAME))
 
     def _beat(self) -> None:
         """Record that the event loop is running."""
@@ -408,7 +416,7 @@ async def on_node(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> None:
 
 
 async def on_child(event: kopf.RawEvent, resource: kopf.Resource, memo: OperatorState, **_: Any) -> None:
-    """Queue the owner of a child or a pod, or the deployments of a namespace if its model facts changed."""
+    """Queue the owner of a child or a pod, or the deployments of a namespace if a ConfigMap that they share changed."""
     kind = resource.kind or ""
     body = _body(event, kind, memo)
     if body is None or (event["type"] is None and memo.cache.knows(kind, body)):
@@ -421,7 +429,8 @@ async def on_child(event: kopf.RawEvent, resource: kopf.Resource, memo: Operator
             memo.add_related(key, memo.queue.add_calmly if event["type"] is None else memo.queue.add_soon)
         else:
             _queueing(event, memo)(key)
-    if is_model_facts(kind, body):
+    is_shared = kind == CONFIG_MAP.kind and body["metadata"]["name"] in SHARED_CONFIG_MAPS
+    if is_shared and (event["type"] == "DELETED" or not is_recorder(body)):
         memo.add_all(body["metadata"]["namespace"])
 
 

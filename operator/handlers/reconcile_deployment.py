@@ -53,6 +53,7 @@ from specdecode_operator.cluster.resources import (
     PERSISTENT_VOLUME_CLAIM,
     POD,
     RESOURCE_CLAIM_TEMPLATE,
+    plan_name,
 )
 from specdecode_operator.deployment.autoscaler import wanted_autoscaler
 from specdecode_operator.deployment.conditions import CRASH_LOOP, WRONG_ANSWERS
@@ -66,7 +67,7 @@ from specdecode_operator.deployment.desired_state import (
     Outcome,
     RolledBack,
 )
-from specdecode_operator.deployment.live_recorder import DRAFT_ENTRY, recorder_name
+from specdecode_operator.deployment.live_recorder import DRAFT_ENTRY
 from specdecode_operator.deployment.models.model_facts import believed_entries, site_facts_of
 from specdecode_operator.deployment.models.model_jobs import downloads_name, is_model_pod, read_downloads
 from specdecode_operator.deployment.models.model_locations import claims_named
@@ -140,7 +141,7 @@ from specdecode_operator.deployment.speculation_policy import (
 )
 from specdecode_operator.deployment.status import compose_status
 from specdecode_operator.enums import AutoscalingMetric, Method, PolicyAction, PolicyOutcome
-from specdecode_operator.handlers.apply_children import EngineChildren, what_blocks
+from specdecode_operator.handlers.apply_children import EngineChildren, SharedConfigMaps, what_blocks
 from specdecode_operator.handlers.decision_cache import DecisionCache
 from specdecode_operator.handlers.metrics import OperatorMetrics
 from specdecode_operator.handlers.settings import Settings
@@ -489,6 +490,8 @@ class Reconciler:
         self._settings = settings
         self._figures = FiguresReader(settings.prometheus)
         self._records: dict[Key, Record] = {}
+        self._shared: dict[str, SharedConfigMaps] = {}
+        """Shared ConfigMaps by namespace."""
 
     async def reconcile(self, key: Key) -> Requeue:
         """Reconcile one SpecDecodeDeployment; return when to requeue it.
@@ -501,6 +504,9 @@ class Reconciler:
         body = self._cache.parent(key)
         if body is None or "deletionTimestamp" in body["metadata"]:
             self._forget(key)
+            if not self._keys_in(key.namespace):
+                await self._shared_in(key.namespace).drop_recorder()
+                self._shared.pop(key.namespace, None)
             return Requeue(is_close=False)
         offers = self._offers(body)
         parent, refused = self._read(body, offers=offers), ""
@@ -523,7 +529,7 @@ class Reconciler:
         record.last_good_due |= not record.children.is_in_line(parent, desired)
         groups = record.groups or NO_GROUP_HISTORY
         blocked = blocked or await self._write(parent, record.children.carry_out(parent, desired, groups))
-        for repair in record.children.repairs.untold():
+        for repair in chain(record.children.repairs.untold(), record.children.shared.repairs.untold()):
             await record.children.post_event("DriftRepaired", repair, warns=True)
         observation = await self._observe(parent, desired, cluster.last_good, blocked)
         if observation.silent_s is None:  # An engine that misses a scrape keeps its residual.
@@ -561,7 +567,7 @@ class Reconciler:
         if offers is None or offers.start is None or parent.by_policy:
             return ""
         if record.draft_order is None:  # The operator has restarted.
-            name = (CONFIG_MAP.kind, recorder_name(parent.key))
+            name = (CONFIG_MAP.kind, plan_name(parent.key.name))
             record.draft_order = str(mapping(record.children.owned().get(name) or {}, "data").get(DRAFT_ENTRY) or "")
         return record.draft_order
 
@@ -651,10 +657,15 @@ class Reconciler:
         """Return the record of the object with this UID, not of an earlier object with this name."""
         record = self._records.get(parent.key)
         if record is None or record.children.uid != parent.uid:
-            key = self._settings.signing_key
-            children = EngineChildren(self._cluster, self._cache, parent.key, parent.uid, key)
+            shared = self._shared_in(parent.key.namespace)
+            children = EngineChildren(shared, parent.key, parent.uid, self._settings.signing_key)
             record = self._records[parent.key] = Record(children, PolicyKeeper(children, self._metrics))
         return record
+
+    def _shared_in(self, namespace: str) -> SharedConfigMaps:
+        if namespace not in self._shared:
+            self._shared[namespace] = SharedConfigMaps(self._cluster, self._cache, namespace)
+        return self._shared[namespace]
 
     def _read(self, body: Body, *, as_written: bool = False, offers: Offers | None = None) -> ParsedDeployment:
         """Parse an object; its engines are scaled to zero while a capture holds their GPUs.
@@ -751,7 +762,7 @@ class Reconciler:
         if not entries:
             return None
         record.kept = {**self._proofs(parent), **digests(MODEL_FACTS_NAME, entries)}
-        return await self._write(parent, record.children.keep_model_facts(entries))
+        return await self._write(parent, record.children.shared.add_model_facts(entries))
 
     async def _keep_last_good(
         self, parent: ParsedDeployment, desired: DesiredState, observation: Observation, before: LastGood | None
@@ -843,7 +854,10 @@ class Reconciler:
             autoscaler=record.children.beside(*AUTOSCALERS),
             blocked_beside=record.children.blocked_beside,
             load=self._load(parent, desired, record.recent, readings),
-            contested=tuple(record.children.repairs.contested(now_s)),
+            contested=(
+                *record.children.repairs.contested(now_s),
+                *record.children.shared.repairs.contested(now_s),
+            ),
         )
         record.groups = update_group_history(record.groups, desired, observation, last_good, unix_s)
         return replace(observation, groups=record.groups)

@@ -15,7 +15,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.deployment_status import TrainedDraftStatus
 from specdecode_operator.deployment.conditions import FALSE, MESSAGE_LIMIT, TRUE, UNKNOWN, ConditionUpdate
-from specdecode_operator.deployment.desired_state import DesiredState, Gated, Launch, RolledBack
+from specdecode_operator.deployment.desired_state import DesiredState, Gated, Launch, NotLaunched, RolledBack
 from specdecode_operator.deployment.observed.observation import Observation, rollout_of
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from specdecode_operator.deployment.rollout.readiness import ROLLED_BACK
@@ -288,6 +288,8 @@ def _promoted(offer: OfferedHead, offers: Offers) -> ConditionUpdate:
 
 def draft_order(update: Update | None, desired: DesiredState, chosen: TrainedDraftStatus | None) -> str:
     """Return the content of draft.json; empty without an update. ``chosen`` is the next status."""
+    if isinstance(desired.outcome, NotLaunched):  # The engines of an earlier spec keep theirs.
+        return desired.draft_order
     if update is None or chosen is None or not isinstance(desired.outcome, Launch):
         return ""
     if (chosen.training, chosen.sha256) != (update.head.training, update.head.sha256) or chosen.start_training is None:

@@ -20,6 +20,7 @@ from specdecode_operator.cli.render import (
     documents_text,
     render_capture,
     render_deployment,
+    with_recorders,
 )
 from specdecode_operator.cluster.nodes import NodeFacts
 from specdecode_operator.cluster.resources import APPLIED_HASH_ANNOTATION
@@ -93,7 +94,7 @@ def ours_in(path: Path) -> list[Body]:
 def rendered_examples() -> dict[str, list[Body]]:
     """Return the objects that the operator makes of every example, by the name of its file."""
     return {
-        path.name: [made for body in ours for made in _objects(body)]
+        path.name: with_recorders(made for body in ours for made in _objects(body))
         for path in sorted(EXAMPLES.glob("*.yaml"))
         if (ours := ours_in(path))
     }

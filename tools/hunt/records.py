@@ -20,7 +20,7 @@ FOREIGN: Final = "foreign"
 SQUATTER: Final = {"somebody": "else's"}
 """Data of a ConfigMap of somebody else that has the name of a child."""
 
-_SHARED: Final = ("kube-root-ca.crt", "specdecode-model-facts")
+_SHARED: Final = ("kube-root-ca.crt", "specdecode-model-facts", "specdecode-recorder")
 """ConfigMaps of a namespace as a whole."""
 
 

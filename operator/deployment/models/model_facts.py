@@ -15,7 +15,8 @@ from typing import Any, Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.cluster.resources import MANAGED_BY_LABEL, MANAGER, MODEL_FACTS_LABEL, MODEL_FACTS_NAME
+from specdecode_operator.cluster.manifests import shared_config_map
+from specdecode_operator.cluster.resources import MODEL_FACTS_NAME
 from specdecode_operator.deployment.configmap_digests import digests
 from specdecode_operator.deployment.models.checkpoint_reader import (
     ERROR_LIMIT,
@@ -93,13 +94,7 @@ def known_checkpoints(
 
 def facts_config_map(namespace: str, entries: Mapping[str, str]) -> Body:
     """Return the ConfigMap with these entries, to be merged into the existing one."""
-    labels = {"app.kubernetes.io/part-of": "specdecode", MANAGED_BY_LABEL: MANAGER, MODEL_FACTS_LABEL: "true"}
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"namespace": namespace, "name": CONFIG_MAP_NAME, "labels": labels},
-        "data": dict(entries),
-    }
+    return shared_config_map(namespace, CONFIG_MAP_NAME, {"data": dict(entries)})
 
 
 def facts_entry(source: ModelSource, checkpoint: Checkpoint) -> str:

@@ -122,7 +122,7 @@ class Pool:
 
     def order(self) -> Body:
         """Return the head in draft.json; empty without one."""
-        text = (self.kubectl.object("configmap", "tiny-recorder").get("data") or {}).get(DRAFT_ENTRY)
+        text = (self.kubectl.object("configmap", "tiny-plan").get("data") or {}).get(DRAFT_ENTRY)
         return dict(json.loads(text)["heads"][0]) if text else {}
 
     def ordered(self, offered: tuple[str, str], count: int | None) -> list[str]:

@@ -48,7 +48,7 @@ def test_deployment_gets_children_without_finalizers_or_annotations(kubectl: Kub
         ("Deployment", "tiny"),
         ("Service", "tiny"),
         ("ConfigMap", "tiny-plan"),
-        ("ConfigMap", "tiny-recorder"),
+        ("ConfigMap", "specdecode-recorder"),
         ("PodDisruptionBudget", "tiny"),
     }
     body = kubectl.object("sdd", "tiny")

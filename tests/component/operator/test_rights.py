@@ -11,7 +11,6 @@ from tests.support.operator_process import USER
 
 ELSEWHERE = {
     "get pods": "its own, which names its image: here it runs in none",
-    "delete configmaps": "commits of models, where an object no longer downloads any",
     "watch leaderworkersets.leaderworkerset.x-k8s.io": "kopf misses a kind that comes while it runs, now and then",
     "watch httproutes.gateway.networking.k8s.io": "the same",
     "watch resourceclaimtemplates.resource.k8s.io": "the same",

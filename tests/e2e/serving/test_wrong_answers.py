@@ -126,7 +126,7 @@ def wait_for_right_answers(kubectl: Kubectl) -> None:
 
 
 def test_canaries_find_an_engine_that_accepts_what_its_target_rejects(tiny: Kubectl) -> None:
-    assert "canaries.json" in tiny.object("configmap", "tiny-recorder")["data"]
+    assert "canaries.json" in tiny.object("configmap", "tiny-plan")["data"]
     wait_for(tiny, "tiny", "SpeculationEffective", "WrongAnswers", DEADLINE_S)
     assert condition(tiny, "tiny", "SpeculationEffective")[0] == "False"
     assert counted(tiny).get("wrong", 0) >= PROMPTS_NEEDED

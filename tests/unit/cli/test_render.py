@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from specdecode_operator.cluster.nodes import gpus_of
+from specdecode_operator.deployment.live_recorder import recorder_config_map
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from tests.support.decisions import H100_NODE, H200_NODE, desired_state
 from tests.support.devices import claiming
@@ -62,15 +63,25 @@ def test_rendered_objects_match_those_of_the_operator(specdecode: Specdecode, wr
     found = objects(specdecode, write("a.yaml", body))
     owned = {"namespace": "default", "uid": "any", "generation": 1}
     parent = parse_deployment({**body, "metadata": {**body["metadata"], **owned}})
-    expected = desired_state(parent, (H100_NODE, H200_NODE)).children
+    plan, service, workload = desired_state(parent, (H100_NODE, H200_NODE)).children
+    expected = [plan, service, recorder_config_map("default"), workload]
     for child in expected:
-        del child["metadata"]["ownerReferences"], child["metadata"]["annotations"]["specdecode.io/applied-hash"]
+        del child["metadata"]["annotations"]["specdecode.io/applied-hash"]
+        child["metadata"].pop("ownerReferences", None)
         if not child["metadata"]["annotations"]:
             del child["metadata"]["annotations"]
     workloads = [each for each in found if each["kind"] == "Deployment"]
     assert workloads == [each for each in expected if each["kind"] == "Deployment"]
-    assert kinds(found) == kinds(expected) == ["ConfigMap", "ConfigMap", "Service", "Deployment"]
+    assert kinds(found) == kinds(expected)
     assert [each["metadata"] for each in found] == [each["metadata"] for each in expected]
+
+
+def test_namespace_has_one_recorder_for_all_objects(specdecode: Specdecode, write: WriteObject) -> None:
+    elsewhere, without = manifest("other"), manifest("without", engine={"recorder": False})
+    elsewhere["metadata"]["namespace"], without["metadata"]["namespace"] = "models", "plain"
+    found = objects(specdecode, write("a.yaml", manifest("a"), manifest("b"), elsewhere, without))
+    recorders = [each["metadata"] for each in found if each["metadata"]["name"] == "specdecode-recorder"]
+    assert [each["namespace"] for each in recorders] == ["default", "models"]
 
 
 def test_capture_with_arms_claims_the_devices_of_its_deployment(specdecode: Specdecode, write: WriteObject) -> None:

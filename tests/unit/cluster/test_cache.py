@@ -151,12 +151,29 @@ def test_model_facts_are_kept_per_namespace_by_version() -> None:
     assert cache.model_facts("default") == {}, "a late event brings nothing back"
 
 
+def test_shared_config_maps_of_a_namespace_are_separate() -> None:
+    cache = Cache()
+    cache.put("ConfigMap", facts("a", 1, {"one": "1"}))
+    recorder = body("b", 2, "specdecode-recorder", labels={"specdecode.io/recorder": "true"})
+    assert cache.put("ConfigMap", {**recorder, "binaryData": {"recorder.zip": "x" * 50_000}}) == []
+    found = cache.shared_config_map("default", "specdecode-recorder") or {}
+    assert found["metadata"]["uid"] == "b"
+    assert len(str(found)) < 1_000, "only a digest is kept"
+    cache.put("ConfigMap", body("b", 3, "specdecode-recorder", labels={}))
+    assert cache.shared_config_map("default", "specdecode-recorder") is None, "it lost its label"
+    cache.put("ConfigMap", {**recorder, "metadata": {**recorder["metadata"], "resourceVersion": "4"}})
+    cache.drop("ConfigMap", recorder)
+    assert cache.shared_config_map("default", "specdecode-recorder") is None
+    assert cache.model_facts("default") == {"one": "1"}
+
+
 def test_plan_config_map_is_cached_in_reduced_form() -> None:
     cache = Cache()
     read_back = {"template": "{}"}
     kept = []
     for version, plan in enumerate(["x" * 50_000, "x" * 50_000, "y" * 50_000]):
-        cache.put("ConfigMap", {**body("a", version), "data": {"plan.json": plan, "matrix.csv": plan, **read_back}})
+        compared = dict.fromkeys(("plan.json", "matrix.csv", "canaries.json"), plan)
+        cache.put("ConfigMap", {**body("a", version), "data": {**compared, **read_back}})
         kept += [found["data"] for found in cache.children_of(KEY, "ConfigMap")]
     assert kept[0] == kept[1] != kept[2]
     assert all(len(str(data)) < 500 for data in kept)
@@ -164,13 +181,9 @@ def test_plan_config_map_is_cached_in_reduced_form() -> None:
 
 
 def test_recorder_config_map_is_cached_in_reduced_form() -> None:
-    kept = []
-    for text in ("x" * 50_000, "x" * 50_000, "y" * 50_000):
-        config_map = {**body("a", 1), "binaryData": {"recorder.zip": text}, "data": {"canaries.json": text}}
-        kept.append(slim("ConfigMap", config_map))
-    assert kept[0] == kept[1]
-    for field in ("binaryData", "data"):
-        assert kept[1][field] != kept[2][field]
+    texts = ("x" * 50_000, "x" * 50_000, "y" * 50_000)
+    kept = [slim("ConfigMap", {**body("a", 1), "binaryData": {"recorder.zip": text}}) for text in texts]
+    assert kept[0] == kept[1] != kept[2]
     assert all(len(str(each)) < 1_000 for each in kept)
 
 

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import json
 import os
 import signal
 import subprocess
@@ -13,7 +14,12 @@ from typing import Any
 import pytest
 
 from specdecode_operator.deployment.desired_state import DesiredState, Launch, NotLaunched, RolledBack
-from specdecode_operator.deployment.live_recorder import live_recorder_blocked
+from specdecode_operator.deployment.live_recorder import (
+    is_recorder,
+    live_recorder_blocked,
+    recorder_config_map,
+    starts_recorder,
+)
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from specdecode_operator.deployment.rollout.rollback import Failure, LastGood, attempt_of
 from specdecode_operator.enums import LiveTokenIds
@@ -53,8 +59,10 @@ def variables(container: Body) -> Body:
     return {each["name"]: each.get("value", each.get("valueFrom")) for each in container["env"]}
 
 
-def files(desired: DesiredState) -> list[Body]:
-    return [each for each in desired.children if each["metadata"]["name"] == "llama-recorder"]
+def plan_entries(desired: DesiredState) -> Body:
+    (plan,) = (each for each in desired.children if each["metadata"]["name"] == "llama-plan")
+    data: Body = plan["data"]
+    return data
 
 
 def with_template(spec: Body, **changes: Any) -> Body:
@@ -77,19 +85,47 @@ def test_engine_and_sidecar_share_files_and_sockets() -> None:
     assert variables(engine)["SPECDECODE_LIVE_DIR"] == "/specdecode/sockets"
     volumes = {each.pop("name"): each for each in pod["volumes"]}
     sources = [each["configMap"] for each in volumes["specdecode-recorder"]["projected"]["sources"]]
-    assert [each["name"] for each in sources] == ["llama-recorder", "llama-live-order"]
     assert all(each["optional"] for each in sources), "engines start without them"
-    assert sources[1]["items"] == [{"key": "order.json", "path": "order.json"}], "no other entry replaces a program"
+    entries = {each["name"]: {item["key"]: item["path"] for item in each["items"]} for each in sources}
+    assert entries == {
+        "specdecode-recorder": {"recorder.zip": "recorder.zip"},
+        "llama-plan": {"canaries.json": "canaries.json", "draft.json": "draft.json"},
+        "llama-live-order": {"order.json": "order.json"},
+    }, "no other entry replaces a program"
 
 
-def test_recorder_config_map_is_created_before_the_workload() -> None:
-    desired = decided(tiny_cpu())
-    names = [each["metadata"]["name"] for each in desired.children]
-    assert names.index("llama-recorder") < len(names) - 1
-    (child,) = files(desired)
-    assert child["metadata"]["ownerReferences"][0]["uid"] == "uid-1"
-    archive = zipfile.ZipFile(io.BytesIO(base64.b64decode(child["binaryData"]["recorder.zip"], validate=True)))
+def test_shared_config_map_has_the_programs_and_no_owner() -> None:
+    shared = recorder_config_map("team")
+    assert "ownerReferences" not in shared["metadata"]
+    archive = zipfile.ZipFile(io.BytesIO(base64.b64decode(shared["binaryData"]["recorder.zip"], validate=True)))
     assert "specdecode_recorder/plugin.py" in archive.namelist()
+
+
+def test_only_the_content_of_this_version_is_the_recorder() -> None:
+    shared = recorder_config_map("team")
+    assert is_recorder(shared)
+    assert is_recorder(recorder_config_map("other"))
+    for change in (
+        {"binaryData": {"recorder.zip": "AA=="}},
+        {"binaryData": {**shared["binaryData"], "more": "AA=="}},
+        {"data": {"recorder.zip": "x"}},
+        {"metadata": {**shared["metadata"], "labels": {"specdecode.io/recorder": "true"}}},
+        {"metadata": {**shared["metadata"], "name": "other"}},
+    ):
+        assert not is_recorder({**shared, **change}), change
+
+
+def test_canaries_are_in_the_config_map_with_the_plan() -> None:
+    policy = {"canaries": {"prompts": ["1 + 1 ="]}}
+    assert json.loads(plan_entries(decided(tiny_cpu(policy=policy)))["canaries.json"])["prompts"] == ["1 + 1 ="]
+    assert "canaries.json" not in plan_entries(decided(tiny_cpu(policy=policy, engine=OFF)))
+    assert "canaries.json" not in plan_entries(decided(tiny_cpu()))
+
+
+def test_running_engines_are_asked_while_a_new_spec_does_not_fit() -> None:
+    desired = decided(tiny_cpu(policy={"canaries": {}}, serving={"maxModelLen": 1024, "minConcurrency": 60_000}))
+    assert isinstance(desired.outcome, NotLaunched)
+    assert "canaries.json" in plan_entries(desired)
 
 
 def test_sidecar_has_the_user_but_not_the_capabilities_of_its_engine() -> None:
@@ -180,7 +216,8 @@ def test_recorder_is_absent_if_off_or_not_supported(spec: Body) -> None:
     assert recorder_of(pod) is None
     assert "/bin/sh" not in pod["containers"][0]["command"]
     assert not [each for each in pod["volumes"] if each["name"].startswith("specdecode-sockets")]
-    assert files(desired) == []
+    assert desired.workload is not None
+    assert not starts_recorder(desired.workload)
     assert isinstance(desired.outcome, Launch)
     assert live_recorder_blocked(desired.outcome.facts.spec)
 
@@ -232,12 +269,11 @@ def put_back(earlier: DesiredState, spec: Body, **cluster: Any) -> DesiredState:
     return decided(spec, last_good=LastGood.of(earlier.workload, failure), **cluster)
 
 
-def test_rolled_back_engines_keep_their_recorder_files() -> None:
+def test_rolled_back_engines_keep_their_recorder() -> None:
     desired = put_back(decided(tiny_cpu()), tiny_cpu(engine=OFF))
     assert isinstance(desired.outcome, RolledBack)
-    assert len(files(desired)) == 1
-    assert len(files(put_back(decided(tiny_cpu()), tiny_cpu(serving={"maxModelLen": 512})))) == 1
-    assert files(put_back(decided(tiny_cpu(engine=OFF)), tiny_cpu(engine={**OFF, "image": "i:2"}))) == []
+    assert desired.workload is not None
+    assert starts_recorder(desired.workload)
 
 
 @pytest.mark.parametrize(

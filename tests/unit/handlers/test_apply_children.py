@@ -35,6 +35,7 @@ from specdecode_operator.handlers.apply_children import (
     ChildNameTakenError,
     Children,
     EngineChildren,
+    SharedConfigMaps,
     what_blocks,
 )
 from tests.support.decisions import desired_state
@@ -242,7 +243,7 @@ def cluster() -> StoringCluster:
 def launch(cluster: StoringCluster, *specs: Body, nodes: Sequence[tuple[NodeFacts, ...]] = ()) -> None:
     """Launch one spec after the other, each on its nodes."""
     cache = Cache()
-    launcher = EngineChildren(cast("Cluster", cluster), cache, *OWNER)
+    launcher = EngineChildren(SharedConfigMaps(cast("Cluster", cluster), cache, "default"), *OWNER)
     for spec, present in zip_longest(specs, nodes, fillvalue=FOUR_H100):
         owner = parse_deployment(parent(cast("Body", spec)))
         asyncio.run(
@@ -276,7 +277,7 @@ def test_rejected_groups_are_stopped_and_restarted_without_plan_change(
 ) -> None:
     owner, asked = parse_deployment(parent(spec_at(WIDE))), []
     desired = desired_state(owner, FOUR_H100, has_leader_worker_sets=True)
-    launcher = EngineChildren(cast("Cluster", cluster), Cache(), *OWNER)
+    launcher = EngineChildren(SharedConfigMaps(cast("Cluster", cluster), Cache(), "default"), *OWNER)
     crashed = frozenset(("0", "0", str(number)) for number in range(3))
     refused = GroupHistory(crashed=crashed, blocked=Blocked(POD_REJECTED, "no"), rejected_s=time.time())
     for groups in (NO_GROUP_HISTORY, NO_GROUP_HISTORY, NO_GROUP_HISTORY, refused, NO_GROUP_HISTORY):
@@ -301,7 +302,7 @@ class Facts:
         self.there = there
         self.written: list[tuple[str, str | None]] = []
 
-    async def get(self, *_: Any) -> Body | None:
+    async def get(self, *_: Any, **__: bool) -> Body | None:
         return self.there
 
     async def create(self, body: Body) -> Body:
@@ -321,7 +322,7 @@ def test_model_facts_are_merged_into_the_seen_config_map_or_a_new_one(is_known: 
         cache, cluster = Cache(), Facts(there)
         if is_known:  # by a watch that is late
             cache.put("ConfigMap", {**ours, "metadata": {**ours["metadata"], "uid": "of before"}})
-        asyncio.run(EngineChildren(cast("Cluster", cluster), cache, *OWNER).keep_model_facts({"b": "{}"}))
+        asyncio.run(SharedConfigMaps(cast("Cluster", cluster), cache, "default").add_model_facts({"b": "{}"}))
         assert cluster.written == [written]
 
 
@@ -331,7 +332,7 @@ def test_config_map_of_other_owner_is_not_written_despite_a_stale_cache() -> Non
     cache, cluster = Cache(), Facts({"metadata": {**ours["metadata"], "uid": "theirs", "labels": {}}})
     cache.put("ConfigMap", ours)
     with pytest.raises(ChildNameTakenError):
-        asyncio.run(EngineChildren(cast("Cluster", cluster), cache, *OWNER).keep_model_facts({"b": "{}"}))
+        asyncio.run(SharedConfigMaps(cast("Cluster", cluster), cache, "default").add_model_facts({"b": "{}"}))
     assert not cluster.written
 
 

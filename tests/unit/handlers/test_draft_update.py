@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api import training
-from specdecode_operator.cluster.resources import CONFIG_MAP, DEPLOYMENT, POD
+from specdecode_operator.cluster.resources import CONFIG_MAP, DEPLOYMENT, POD, SPECDECODE_DEPLOYMENT
 from specdecode_operator.deployment.attestation.keys import SigningKey
 from specdecode_operator.deployment.attestation.statement import opened, read_statement
 from specdecode_operator.deployment.live_recorder import DRAFT_ENTRY, HEAD_LOADER
@@ -90,7 +90,7 @@ class Engines:
     @property
     def order(self) -> Body | None:
         """The head in draft.json."""
-        body = self.world.api.find(CONFIG_MAP, "llama-recorder") or {}
+        body = self.world.api.find(CONFIG_MAP, "llama-plan") or {}
         text = (body.get("data") or {}).get(DRAFT_ENTRY)
         return None if text is None else dict(json.loads(text)["heads"][0])
 
@@ -299,6 +299,22 @@ async def test_restarted_operator_keeps_the_order(engines: Engines) -> None:
     await engines.look()
     assert engines.order == before
     assert engines.said() == ("new", "Promoted", "InPlace")
+
+
+async def test_order_stays_while_models_of_a_new_spec_are_downloaded(engines: Engines) -> None:
+    await engines.begin()
+    engines.offer("new", NEW)
+    for _ in range(4):
+        await engines.follow()
+    before = engines.order
+    cache = {"volume": None, "cache": {"persistentVolumeClaim": {"claimName": "cache"}}}
+    spec = {**engines.world.object["spec"], "models": cache}
+    engines.world.api.change(SPECDECODE_DEPLOYMENT, "llama", spec=spec)
+    for _ in range(3):
+        await engines.look()
+        assert engines.world.said()[1] == "DownloadingModels"
+        assert engines.order == before
+    assert before is not None
 
 
 async def test_attestation_names_the_head_that_engines_got_in_place(engines: Engines) -> None:

@@ -34,6 +34,7 @@ from specdecode_operator.cluster.resources import (
     WATCHED,
 )
 from specdecode_operator.cluster.rights import Scope, permissions
+from specdecode_operator.deployment.live_recorder import recorder_config_map
 from specdecode_operator.handlers import main
 from specdecode_operator.handlers.main import OperatorState, configure, login
 from specdecode_operator.handlers.queue import WorkQueue
@@ -220,6 +221,36 @@ class TestObjects:
         await main.on_deployment(event("DELETED", body("llama", 10)), state)
         await main.on_deployment(event("MODIFIED", body("llama", 9)), state)
         assert state.cache.parent(LLAMA) is None
+
+
+class TestSharedRecorder:
+    """Objects of a namespace are queued to repair it, and not for the operator's own writes."""
+
+    async def test_own_write_queues_no_object(self, state: OperatorState) -> None:
+        await self.happens(state, "ADDED", {})
+        assert await looked_at(state) == []
+
+    async def test_edit_queues_the_deployments_of_the_namespace(self, state: OperatorState) -> None:
+        await self.happens(state, "MODIFIED", {"binaryData": {"recorder.zip": "AA=="}})
+        assert await looked_at(state) == [LLAMA, OTHER]
+
+    async def test_lost_label_queues_the_deployments_of_the_namespace(self, state: OperatorState) -> None:
+        metadata = {
+            "namespace": "team",
+            "name": "specdecode-recorder",
+            "labels": {"app.kubernetes.io/managed-by": "specdecode-operator"},
+        }
+        await self.happens(state, "MODIFIED", {"metadata": metadata})
+        assert await looked_at(state) == [LLAMA, OTHER]
+
+    async def test_deletion_queues_the_deployments_of_the_namespace(self, state: OperatorState) -> None:
+        await self.happens(state, "DELETED", {})
+        assert await looked_at(state) == [LLAMA, OTHER]
+
+    async def happens(self, state: OperatorState, type_: str, changes: Body) -> None:
+        found = {**recorder_config_map("team"), **changes}
+        found["metadata"] |= {"uid": "recorder", "resourceVersion": "7"}
+        await main.on_child(event(type_, found), kopf.Resource("", "v1", "configmaps", kind="ConfigMap"), state)
 
 
 _NO_LEADER = {"type": "ERROR", "object": {"kind": "Status", "code": 500, "message": "etcdserver: no leader"}}

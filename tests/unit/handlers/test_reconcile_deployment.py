@@ -43,7 +43,7 @@ from tests.unit.handlers.reconciler_world import World
 STATUS = "patch specdecodedeployments.specdecode.io/status llama"
 CHILD_WRITES = [
     "patch services llama",
-    "patch configmaps llama-recorder",
+    "patch configmaps specdecode-recorder",
     "patch deployments.apps llama",
     "patch configmaps llama-plan",
 ]
