@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from http import HTTPStatus
 from itertools import repeat
 from typing import Any, Final
@@ -50,7 +51,7 @@ from specdecode_operator.handlers.admission_findings import Terms
 from specdecode_operator.handlers.http_server import BoundedHandler, BoundedServer
 from specdecode_operator.handlers.leadership import Claims, LeaderCollector, Leadership, end_at_once, holding
 from specdecode_operator.handlers.metrics import AdmissionCollector, OperatorMetrics, serve_metrics
-from specdecode_operator.handlers.queue import Work, WorkQueue
+from specdecode_operator.handlers.queue import Check, Work, WorkQueue
 from specdecode_operator.handlers.reconcile_capture import CaptureReconciler
 from specdecode_operator.handlers.reconcile_deployment import Reconciler
 from specdecode_operator.handlers.reconcile_job import Servings, Shared
@@ -179,7 +180,7 @@ class OperatorState:
 
         self._beat()
         self._tasks = [
-            asyncio.create_task(self._work(claims, reconcile)),
+            asyncio.create_task(self._work(claims, reconcile, partial(self._needs_reconcile, reconciler))),
             asyncio.create_task(self._resync(cluster, claims)),
         ]
 
@@ -273,7 +274,7 @@ class OperatorState:
             if body is not None and not borrows(body.get("spec") or {}) and not has_ended(body):
                 self.queue.add_calmly(key)
 
-    async def _work(self, claims: Claims, work: Work) -> None:
+    async def _work(self, claims: Claims, work: Work, check: Check) -> None:
         """Process the queue when this replica leads: first objects with a changed spec, then the rest."""
         if self._leadership is not None:
             await self._leadership.led()
@@ -289,7 +290,17 @@ class OperatorState:
             self._add_everything()
         else:  # Reconciling the unchanged objects at once would delay the changed ones.
             asyncio.get_running_loop().call_later(_SETTLED_AFTER_S, self._add_everything)
-        await self.queue.run(work)
+        await self.queue.run(work, check)
+
+    async def _needs_reconcile(self, reconciler: Reconciler, key: Key) -> bool:
+        """Return whether an object whose turn has come must be reconciled; if it is at rest, looking is enough."""
+        if key.kind != deployment.KIND:
+            return True
+        with self.metrics.measured(key):
+            requeue = await reconciler.look(key)
+        if requeue is not None:
+            self.turns.looked(key, requeue)
+        return requeue is None
 
     def _add_everything(self) -> None:
         for key in self.cache.parents():
@@ -326,7 +337,7 @@ class OperatorState:
             keys = self.turns.next(self.cache.parents(), self.time.now().timestamp()) if self._leads else []
             for number, key in enumerate(keys):
                 part = number * _PARTS_OF_ROUND // len(keys)
-                loop.call_later(RESYNC_S * part / _PARTS_OF_ROUND, self.queue.add_unless_failing, key)
+                loop.call_later(RESYNC_S * part / _PARTS_OF_ROUND, self.queue.add_to_check, key)
 
 
 async def on_deployment(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> None:

@@ -433,6 +433,21 @@ def _gate_of(parent: ParsedDeployment) -> Gate | None:
     return None if isinstance(parent.spec, InvalidSpecError) else parent.spec.rollout.gate
 
 
+_MOST_LOOKS: Final = 20
+"""Looks at the engines of an object at rest between two reconciles: an event may have been missed."""
+
+
+@dataclass
+class Rest:
+    """What a reconcile saw that changed nothing: the next one would do nothing either while engines report the same."""
+
+    facts: Facts
+    pods: list[Body]
+    readings: Mapping[str, Reading]
+    requeue: Requeue
+    looks: int = 0
+
+
 @dataclass
 class Record:
     """In-memory state of one object between reconciles. Times are on the monotonic clock."""
@@ -456,6 +471,10 @@ class Record:
     kept: dict[str, str] | None = None
     """Digests of ConfigMap entries; None before the first reconcile, when only the status contains them."""
     canary: CanaryTrial | None = None
+    readings: Mapping[str, Reading] = field(default_factory=dict)
+    """Readings of the last scrape of the engines that serve."""
+    rest: Rest | None = None
+    """None unless the last reconcile left the object at rest."""
     draft_order: str | None = None
     """Order for engines to load another head; None before the first reconcile."""
     update_progress: tuple[object, float] = (None, 0.0)
@@ -489,6 +508,21 @@ class Reconciler:
         self._settings = settings
         self._figures = FiguresReader(settings.prometheus)
         self._records: dict[Key, Record] = {}
+
+    async def look(self, key: Key) -> Requeue | None:
+        """Scrape the engines of an object that is at rest; return None if it must be reconciled.
+
+        The caller knows of no event since the last reconcile. Busy engines report something new each time, so only
+        objects whose engines reported the same twice are looked at.
+        """
+        record = self._records.get(key)
+        rest = record.rest if record else None
+        if record is None or rest is None or rest.looks >= _MOST_LOOKS:
+            return None
+        rest.looks += 1
+        readings, shown = await self._scrape(rest.facts, rest.pods, record.figures.looks), record.figures.shown
+        figures = await self._figures.keep(key, record.figures, shown, time.monotonic())
+        return rest.requeue if readings == rest.readings and figures is shown else None
 
     async def reconcile(self, key: Key) -> Requeue:
         """Reconcile one SpecDecodeDeployment; return when to requeue it.
@@ -553,7 +587,18 @@ class Reconciler:
         if exists and seen is not None:
             await start_trainings(record.children, parent, seen, refreshes)
         requeue, now = requeue_for(parent, desired, observation, schedules or ()), self._cache.parent(key)
+        record.rest = self._rest(parent, desired, observation, requeue) if now is body and offers is None else None
         return replace(requeue, is_due=now is not None and needs_another(body, now))
+
+    def _rest(
+        self, parent: ParsedDeployment, desired: DesiredState, observation: Observation, requeue: Requeue
+    ) -> Rest | None:
+        """Return what to compare the engines of an object with; None if it may not be at rest."""
+        outcome, children = desired.outcome, self._record(parent).children
+        is_steady = observation.repeats and observation.figures_due and requeue.follows_engines
+        if not is_steady or not isinstance(outcome, Launch) or not children.is_in_line(parent, desired):
+            return None
+        return Rest(outcome.facts, serving_pods(observation.pods), observation.readings, requeue)
 
     def _draft_order(self, parent: ParsedDeployment, offers: Offers | None) -> str:
         """Return the order to load another head, from the last reconcile; its successor follows from the engines."""
@@ -811,6 +856,7 @@ class Reconciler:
         readings: Mapping[str, Reading] = {}
         if blocked is None and facts is not None:
             readings = await self._scrape(facts, serving_pods(pods), record.figures.looks)
+        repeats, record.readings, record.rest = bool(readings) and readings == record.readings, readings, None
         unanswered = bool(readings) and all(isinstance(reading, Unreachable) for reading in readings.values())
         record.silent_since_s = (record.silent_since_s or now_s) if unanswered else None
         record.recent = update_recent(record.recent, readings, now_s)
@@ -825,6 +871,7 @@ class Reconciler:
             workload,
             pods,
             readings,
+            repeats=repeats and not unanswered,
             canary=await self._observe_canary(desired.outcome, record, pods, now_s) if blocked is None else None,
             recent=record.recent,
             decay=record.decay,

@@ -227,7 +227,7 @@ async def test_constantly_failing_key_has_bounded_backoff(
             queue.add(B)
             return
         # Events go on coming while it fails: that must not arm a second chain of retries.
-        queue.add_unless_failing(A)
+        queue.add_to_check(A)
         raise RuntimeError
 
     longest_delays(monkeypatch)
