@@ -357,6 +357,10 @@ class Cache:
         owner = self._owners.owner(_member(kind, body))
         return owner is not None and _is_as_new(self._children[owner][kind, body["metadata"]["name"]], body)
 
+    def owner(self, kind: str, body: Body) -> Key | None:
+        """Return the owner of a stored child or pod."""
+        return self._owners.owner(_member(kind, body))
+
     def retain_parents(
         self, kind: str, present: Iterable[str], version: int, namespace: str | None = None
     ) -> list[Key]:

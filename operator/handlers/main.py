@@ -14,7 +14,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
@@ -112,7 +112,8 @@ class OperatorState:
         self.cache = Cache()
         self.progress = WatchProgress(by_namespace=bool(self.namespaces))
         self.cache.on_seen = self.progress.knows
-        self.objects = WatchedObjects({each.kind for each in (*WATCHED, *OUR_KINDS.values())}, self._has_listed)
+        kinds = {each.kind for each in (*WATCHED, *OUR_KINDS.values())}
+        self.objects = WatchedObjects(kinds, self._has_listed, self._has_written)
         self.time = ServerTime()
         self.queue = WorkQueue()
         self.queue.is_open = leadership is None
@@ -238,6 +239,35 @@ class OperatorState:
             self.watch_brings(kind, body, is_listed=True)
         return is_known
 
+    def _has_written(self, kind: str, body: Body) -> bool:
+        """Return whether an event shows a version that the cache has, usually from the response to a write.
+
+        What follows from the version is queued.
+        """
+        if kind == deployment.KIND and self.cache.knows_parent(kind, body):
+            self.watch_brings(kind, body, is_listed=False)
+            metadata = body["metadata"]
+            # The operator wrote the status, so only others may act on it.
+            self.add_runs(Key(metadata["namespace"], metadata["name"]), self.queue.add_soon)
+            return True
+        if kind in OUR_KINDS or not self.cache.knows(kind, body):
+            return False
+        self.watch_brings(kind, body, is_listed=False)
+        self.add_owners(kind, body, [self.cache.owner(kind, body)], is_listed=False)
+        return True
+
+    def add_owners(self, kind: str, body: Body, owners: Iterable[Key | None], *, is_listed: bool) -> None:
+        """Queue the owners of a child or a pod, or the deployments of a namespace if its model facts changed."""
+        for key in owners:
+            if key is None or self.cache.parent(key) is None:
+                continue
+            if key.kind == deployment.KIND:
+                self.add_related(key, self.queue.add_calmly if is_listed else self.queue.add_soon)
+            else:
+                (self.queue.add_calmly if is_listed else self.queue.add)(key)
+        if is_model_facts(kind, body):
+            self.add_all(body["metadata"]["namespace"])
+
     @property
     def namespaces(self) -> tuple[str, ...]:
         """Namespaces to serve; empty for all."""
@@ -342,14 +372,9 @@ class OperatorState:
 
 async def on_deployment(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> None:
     """Queue a SpecDecodeDeployment that was created, changed or deleted, and its captures."""
-    is_echo = memo.cache.knows_parent(deployment.KIND, dict(event["object"]))
     if (stored := _store(event, deployment.KIND, memo)) is None:
         return
-    key, _ = stored
-    if is_echo and event["type"] != "DELETED":  # Of a write of its own status, so only others may act on it.
-        memo.add_runs(key, memo.queue.add_soon)
-        return
-    ask = _queueing(event, memo)
+    (key, _), ask = stored, _queueing(event, memo)
     ask(key)  # Also if it was deleted, so that the reconciler drops its state.
     memo.add_runs(key, ask)
 
@@ -425,15 +450,7 @@ async def on_child(event: kopf.RawEvent, resource: kopf.Resource, memo: Operator
     if body is None or (event["type"] is None and memo.cache.knows(kind, body)):
         return
     owners = [memo.cache.drop(kind, body)] if event["type"] == "DELETED" else memo.cache.put(kind, body)
-    for key in owners:
-        if key is None or memo.cache.parent(key) is None:
-            continue
-        if key.kind == deployment.KIND:
-            memo.add_related(key, memo.queue.add_calmly if event["type"] is None else memo.queue.add_soon)
-        else:
-            _queueing(event, memo)(key)
-    if is_model_facts(kind, body):
-        memo.add_all(body["metadata"]["namespace"])
+    memo.add_owners(kind, body, owners, is_listed=event["type"] is None)
 
 
 def register_watches(registry: kopf.OperatorRegistry, *, nodes: bool) -> None:
