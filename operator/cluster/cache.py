@@ -301,6 +301,17 @@ class Cache:
         """Return all objects that carry the label of this object; identical bodies until one changes."""
         return [*self._children.get(key, {}).values()]
 
+    def versions_about(self, key: Key) -> list[tuple[str, str, str]]:
+        """Return kind, UID and version of a deployment, its children and its runs, and of its namespace's facts."""
+        runs = [*self.captures_of(key), *self.trainings_of(key)]
+        bodies = [
+            ("", self.parent(key)),
+            ("run", self._model_facts.get(key.namespace)),
+            *(("run", run) for run in runs),
+        ]
+        bodies += [(kind, body) for (kind, _), body in self._children.get(key, {}).items()]
+        return [(kind, str(_uid(body)), body["metadata"]["resourceVersion"]) for kind, body in bodies if body]
+
     def model_facts(self, namespace: str) -> dict[str, str]:
         """Return the data of the ConfigMap with facts about models of a namespace."""
         facts: dict[str, str] = self._model_facts.get(namespace, {}).get("data") or {}

@@ -51,13 +51,14 @@ from specdecode_operator.handlers.admission_findings import Terms
 from specdecode_operator.handlers.http_server import BoundedHandler, BoundedServer
 from specdecode_operator.handlers.leadership import Claims, LeaderCollector, Leadership, end_at_once, holding
 from specdecode_operator.handlers.metrics import AdmissionCollector, OperatorMetrics, serve_metrics
-from specdecode_operator.handlers.queue import Check, Work, WorkQueue
+from specdecode_operator.handlers.queue import Work, WorkQueue
 from specdecode_operator.handlers.reconcile_capture import CaptureReconciler
 from specdecode_operator.handlers.reconcile_deployment import Reconciler
 from specdecode_operator.handlers.reconcile_job import Servings, Shared
 from specdecode_operator.handlers.reconcile_training import TrainingReconciler
 from specdecode_operator.handlers.resync import Relist, ResyncOrder, WatchProgress
 from specdecode_operator.handlers.settings import Settings
+from specdecode_operator.handlers.snapshot import Snapshot
 from specdecode_operator.handlers.watched_objects import WatchedObjects
 from specdecode_operator.handlers.webhook import VALIDATE, answer, serve_admission
 from specdecode_operator.handlers.webhook_certificate import CertificateFolder
@@ -122,6 +123,8 @@ class OperatorState:
         self.turns = ResyncOrder(RESYNC_S)
         self.metrics = OperatorMetrics(self.cache, self.settings.reconciles_told_from_s)
         self._tasks: list[asyncio.Task[None]] = []
+        self._settled = set[Key]()
+        """Objects that an earlier process has settled, and that this one has not reconciled."""
         self._last_beat_s = 0.0
         self._next_beat: asyncio.TimerHandle | None = None
         self._connections = AsyncExitStack()
@@ -151,6 +154,7 @@ class OperatorState:
         await self.relist.everything(cluster)
         settings = replace(self.settings, operator_image=await own_image(cluster))
         reconciler = Reconciler(cluster, self.cache, probe, self.metrics, settings)
+        snapshot = Snapshot(cluster, settings.lease, self.cache, settings) if settings.lease else None
         shared = Shared(cluster, self.cache, reconciler, self.metrics, settings, Servings(self.cache))
         captures, trainings = CaptureReconciler(shared), TrainingReconciler(shared)
 
@@ -158,6 +162,7 @@ class OperatorState:
             if not claims.serves(key.namespace):
                 return
             await settings.facts.look()
+            self._settled.discard(key)
             requeue = Requeue()
             try:
                 with self.metrics.measured(key):
@@ -181,7 +186,7 @@ class OperatorState:
 
         self._beat()
         self._tasks = [
-            asyncio.create_task(self._work(claims, reconcile, partial(self._needs_reconcile, reconciler))),
+            asyncio.create_task(self._work(claims, reconciler, snapshot, reconcile)),
             asyncio.create_task(self._resync(cluster, claims)),
         ]
 
@@ -304,7 +309,7 @@ class OperatorState:
             if body is not None and not borrows(body.get("spec") or {}) and not has_ended(body):
                 self.queue.add_calmly(key)
 
-    async def _work(self, claims: Claims, work: Work, check: Check) -> None:
+    async def _work(self, claims: Claims, reconciler: Reconciler, snapshot: Snapshot | None, work: Work) -> None:
         """Process the queue when this replica leads: first objects with a changed spec, then the rest."""
         if self._leadership is not None:
             await self._leadership.led()
@@ -312,6 +317,9 @@ class OperatorState:
         self._connections.push_async_callback(claims.release)
         if self.namespaces:  # Otherwise `_resync` has read the claims while waiting.
             await claims.look()
+        if snapshot is not None:
+            await self.settings.facts.look()
+            self._settled = await snapshot.settled(self.cache.parents(deployment.KIND))
         for key in self.cache.parents():
             body: Body = self.cache.parent(key) or {}
             if body and (body.get("status") or {}).get("observedGeneration") != body["metadata"]["generation"]:
@@ -320,7 +328,12 @@ class OperatorState:
             self._add_everything()
         else:  # Reconciling the unchanged objects at once would delay the changed ones.
             asyncio.get_running_loop().call_later(_SETTLED_AFTER_S, self._add_everything)
-        await self.queue.run(work, check)
+        try:
+            await self.queue.run(work, partial(self._needs_reconcile, reconciler))
+        finally:
+            if snapshot is not None:
+                settled = {*self._settled, *reconciler.settled()}
+                await snapshot.keep([key for key in settled if not self.queue.is_pending(key)])
 
     async def _needs_reconcile(self, reconciler: Reconciler, key: Key) -> bool:
         """Return whether an object whose turn has come must be reconciled; if it is at rest, looking is enough."""
@@ -333,8 +346,12 @@ class OperatorState:
         return requeue is None
 
     def _add_everything(self) -> None:
+        """Queue all objects but those that an earlier process has settled: their engines are scraped in turn."""
         for key in self.cache.parents():
-            self.queue.add_calmly(key)
+            if key in self._settled:
+                self.turns.looked(key, Requeue())
+            else:
+                self.queue.add_calmly(key)
 
     def _beat(self) -> None:
         """Record that the event loop is running."""

@@ -151,6 +151,10 @@ class WorkQueue:
         self._after_rest.discard(key)
         self._cancel_retry(key)
 
+    def is_pending(self, key: Key) -> bool:
+        """Return whether work on a key waits, runs, or is to be repeated."""
+        return any(key in each for each in (self._waiting, self._running, self._again, self._after_rest, self._retries))
+
     def longest_wait_s(self) -> float:
         """Return how long the oldest key has waited for a worker."""
         oldest = next(iter([*self._waiting.values()]), None)  # A copy, because another thread reads it.

@@ -475,6 +475,8 @@ class Record:
     """Readings of the last scrape of the engines that serve."""
     rest: Rest | None = None
     """None unless the last reconcile left the object at rest."""
+    is_settled: bool = False
+    """Whether the last reconcile left nothing to do until an event comes or the engines report something else."""
     draft_order: str | None = None
     """Order for engines to load another head; None before the first reconcile."""
     update_progress: tuple[object, float] = (None, 0.0)
@@ -538,7 +540,7 @@ class Reconciler:
             return Requeue(is_close=False)
         offers = self._offers(body)
         parent, refused = self._read(body, offers=offers), ""
-        record = self._record(parent)
+        record = self._begin(parent)
         try:
             blocked = await self._keep_what_was_read(parent, record)
             cluster = self._cluster_state(parent)
@@ -587,18 +589,30 @@ class Reconciler:
         if exists and seen is not None:
             await start_trainings(record.children, parent, seen, refreshes)
         requeue, now = requeue_for(parent, desired, observation, schedules or ()), self._cache.parent(key)
-        record.rest = self._rest(parent, desired, observation, requeue) if now is body and offers is None else None
-        return replace(requeue, is_due=now is not None and needs_another(body, now))
+        requeue = replace(requeue, is_due=now is not None and needs_another(body, now))
+        if requeue.follows_engines and not requeue.is_due and offers is None:
+            self._settle(parent, desired, observation, requeue, is_unchanged=now is body)
+        return requeue
 
-    def _rest(
-        self, parent: ParsedDeployment, desired: DesiredState, observation: Observation, requeue: Requeue
-    ) -> Rest | None:
-        """Return what to compare the engines of an object with; None if it may not be at rest."""
-        outcome, children = desired.outcome, self._record(parent).children
-        is_steady = observation.repeats and observation.figures_due and requeue.follows_engines
-        if not is_steady or not isinstance(outcome, Launch) or not children.is_in_line(parent, desired):
-            return None
-        return Rest(outcome.facts, serving_pods(observation.pods), observation.readings, requeue)
+    def _settle(
+        self,
+        parent: ParsedDeployment,
+        desired: DesiredState,
+        observation: Observation,
+        requeue: Requeue,
+        *,
+        is_unchanged: bool,
+    ) -> None:
+        """Record that nothing is left to do, and what to compare the engines with if they report nothing new."""
+        record, outcome = self._record(parent), desired.outcome
+        record.is_settled = record.children.is_in_line(parent, desired)
+        is_steady = record.is_settled and is_unchanged and observation.repeats and observation.figures_due
+        if is_steady and isinstance(outcome, Launch):
+            record.rest = Rest(outcome.facts, serving_pods(observation.pods), observation.readings, requeue)
+
+    def settled(self) -> list[Key]:
+        """Return the objects that the last reconcile has settled."""
+        return [key for key, record in self._records.items() if record.is_settled]
 
     def _draft_order(self, parent: ParsedDeployment, offers: Offers | None) -> str:
         """Return the order to load another head, from the last reconcile; its successor follows from the engines."""
@@ -699,6 +713,12 @@ class Reconciler:
             key = self._settings.signing_key
             children = EngineChildren(self._cluster, self._cache, parent.key, parent.uid, key)
             record = self._records[parent.key] = Record(children, PolicyKeeper(children, self._metrics))
+        return record
+
+    def _begin(self, parent: ParsedDeployment) -> Record:
+        """Return the record of an object that is reconciled now."""
+        record = self._record(parent)
+        record.is_settled, record.rest = False, None
         return record
 
     def _read(self, body: Body, *, as_written: bool = False, offers: Offers | None = None) -> ParsedDeployment:
@@ -856,7 +876,7 @@ class Reconciler:
         readings: Mapping[str, Reading] = {}
         if blocked is None and facts is not None:
             readings = await self._scrape(facts, serving_pods(pods), record.figures.looks)
-        repeats, record.readings, record.rest = bool(readings) and readings == record.readings, readings, None
+        repeats, record.readings = bool(readings) and readings == record.readings, readings
         unanswered = bool(readings) and all(isinstance(reading, Unreachable) for reading in readings.values())
         record.silent_since_s = (record.silent_since_s or now_s) if unanswered else None
         record.recent = update_recent(record.recent, readings, now_s)
