@@ -123,7 +123,7 @@ class OperatorState:
         self.turns = ResyncOrder(RESYNC_S)
         self.metrics = OperatorMetrics(self.cache, self.settings.reconciles_told_from_s)
         self._tasks: list[asyncio.Task[None]] = []
-        self._settled = set[Key]()
+        self.settled = set[Key]()
         """Objects that an earlier process has settled, and that this one has not reconciled."""
         self._last_beat_s = 0.0
         self._next_beat: asyncio.TimerHandle | None = None
@@ -162,7 +162,7 @@ class OperatorState:
             if not claims.serves(key.namespace):
                 return
             await settings.facts.look()
-            self._settled.discard(key)
+            self.settled.discard(key)
             requeue = Requeue()
             try:
                 with self.metrics.measured(key):
@@ -319,7 +319,7 @@ class OperatorState:
             await claims.look()
         if snapshot is not None:
             await self.settings.facts.look()
-            self._settled = await snapshot.settled(self.cache.parents(deployment.KIND))
+            self.settled = await snapshot.settled(self.cache.parents(deployment.KIND))
         for key in self.cache.parents():
             body: Body = self.cache.parent(key) or {}
             if body and (body.get("status") or {}).get("observedGeneration") != body["metadata"]["generation"]:
@@ -332,7 +332,7 @@ class OperatorState:
             await self.queue.run(work, partial(self._needs_reconcile, reconciler))
         finally:
             if snapshot is not None:
-                settled = {*self._settled, *reconciler.settled()}
+                settled = {*self.settled, *reconciler.settled()}
                 await snapshot.keep([key for key in settled if not self.queue.is_pending(key)])
 
     async def _needs_reconcile(self, reconciler: Reconciler, key: Key) -> bool:
@@ -348,7 +348,7 @@ class OperatorState:
     def _add_everything(self) -> None:
         """Queue all objects but those that an earlier process has settled: their engines are scraped in turn."""
         for key in self.cache.parents():
-            if key in self._settled:
+            if key in self.settled:
                 self.turns.looked(key, Requeue())
             else:
                 self.queue.add_calmly(key)
