@@ -9,7 +9,7 @@ too deeply become null, and invalid Unicode becomes U+FFFD.
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Final, TypeVar
 
@@ -347,6 +347,11 @@ class _Identified(msgspec.Struct):
     metadata: _Identity
 
 
+class _Typed(msgspec.Struct):
+    metadata: msgspec.Raw = _EMPTY
+    kind: str = ""
+
+
 class _Object(msgspec.Struct, rename="camel", omit_defaults=True):
     metadata: _Metadata
     kind: str = ""
@@ -378,10 +383,26 @@ def read_answer(text: bytes, is_known: Callable[[dict[str, Any]], bool] | None =
     return {**read, "items": items, **({} if is_known is None else {"known": known})}
 
 
-def read_event(line: bytes) -> tuple[str, Any]:
-    """Return type and object of a line of a watch; raise ValueError if it is not an event."""
+_NEW_VERSIONS: Final = ("ADDED", "MODIFIED")
+"""Types of events with the latest version of an object."""
+
+
+def read_event(
+    line: bytes, kinds: Collection[str] = (), is_known: Callable[[str, dict[str, Any]], bool] = lambda *_: False
+) -> tuple[str, Any] | None:
+    """Return type and object of a line of a watch; None if the object is known.
+
+    ``is_known`` is called for objects of ``kinds`` that were added or changed, with the kind and with name, UID,
+    version and labels: parsing an object in full takes far longer.
+
+    Raises ValueError if the line is not an event.
+    """
     event = _decoded(in_unicode(line), _Event)
     seen = bytes(event.object)
+    if event.type in _NEW_VERSIONS and (typed := _decoded(seen, _Typed)).kind in kinds:
+        metadata = msgspec.to_builtins(_decoded(bytes(typed.metadata), _Identity))
+        if is_known(typed.kind, {"metadata": metadata}):
+            return None
     return event.type, _stub(seen) if _is_too_large(seen) else read_json(seen)
 
 

@@ -304,6 +304,14 @@ class Cache:
         """Return all objects that carry the label of this object; identical bodies until one changes."""
         return [*self._children.get(key, {}).values()]
 
+    def versions_about(self, key: Key) -> list[tuple[str, str, str]]:
+        """Return kind, UID and version of a deployment, its children and runs, and what its namespace shares."""
+        runs = [*self.captures_of(key), *self.trainings_of(key)]
+        shared = [self.shared_config_map(key.namespace, name) for name in SHARED_CONFIG_MAPS]
+        bodies = [("", body) for body in (self.parent(key), *runs, *shared)]
+        bodies += [(kind, body) for (kind, _), body in self._children.get(key, {}).items()]
+        return [(kind, str(_uid(body)), body["metadata"]["resourceVersion"]) for kind, body in bodies if body]
+
     def model_facts(self, namespace: str) -> dict[str, str]:
         """Return the data of the ConfigMap with facts about models of a namespace."""
         facts: dict[str, str] = (self.shared_config_map(namespace, MODEL_FACTS_NAME) or {}).get("data") or {}
@@ -367,6 +375,10 @@ class Cache:
             return _is_as_new(self._shared_config_maps.get(_place(body)), body)
         owner = self._owners.owner(_member(kind, body))
         return owner is not None and _is_as_new(self._children[owner][kind, body["metadata"]["name"]], body)
+
+    def owner(self, kind: str, body: Body) -> Key | None:
+        """Return the owner of a stored child or pod."""
+        return self._owners.owner(_member(kind, body))
 
     def retain_parents(
         self, kind: str, present: Iterable[str], version: int, namespace: str | None = None

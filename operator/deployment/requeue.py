@@ -22,6 +22,7 @@ class Requeue:
 
     is_close: bool = True  # Its state may change without an event: with time, or inside its engines
     has_policy: bool = False  # Its engines are sampled for a policy
+    follows_engines: bool = False  # Without an event, only its engines can change it
     # Unix time at which to reconcile in any case: a schedule is due, or a capture is overdue.
     due_at_s: float | None = None
     is_due: bool = False  # The object changed during the reconcile, or its new status has inputs of the next one
@@ -52,9 +53,8 @@ def requeue_for(
         acts = bool(spec.captures or spec.policy or spec.rollout.gate)
     # Models are downloaded by Jobs, and groups have a deadline that only the operator checks.
     waits = not desired.kinds.isdisjoint({JOB.kind, LEADER_WORKER_SET.kind})
-    is_close = bool(
-        observation.readings
-        or observation.blocked
+    changes_with_time = bool(
+        observation.blocked
         or observation.blocked_beside
         or observation.contested
         or observation.crash_loop
@@ -66,4 +66,9 @@ def requeue_for(
     times = [datetime.fromisoformat(each.next_schedule_time) for each in schedules if each.next_schedule_time]
     if observation.lending is not None and observation.lending.overdue_from is not None:
         times.append(observation.lending.overdue_from)
-    return Requeue(is_close, has_policy, min((time.timestamp() for time in times), default=None))
+    return Requeue(
+        is_close=changes_with_time or bool(observation.readings),
+        has_policy=has_policy,
+        follows_engines=bool(observation.readings) and not changes_with_time and not times,
+        due_at_s=min((time.timestamp() for time in times), default=None),
+    )

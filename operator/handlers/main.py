@@ -14,9 +14,10 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from http import HTTPStatus
 from itertools import repeat
 from typing import Any, Final
@@ -61,6 +62,7 @@ from specdecode_operator.handlers.reconcile_job import Servings, Shared
 from specdecode_operator.handlers.reconcile_training import TrainingReconciler
 from specdecode_operator.handlers.resync import Relist, ResyncOrder, WatchProgress
 from specdecode_operator.handlers.settings import Settings
+from specdecode_operator.handlers.snapshot import Snapshot
 from specdecode_operator.handlers.watched_objects import WatchedObjects
 from specdecode_operator.handlers.webhook import VALIDATE, answer, serve_admission
 from specdecode_operator.handlers.webhook_certificate import CertificateFolder
@@ -115,7 +117,8 @@ class OperatorState:
         self.cache = Cache()
         self.progress = WatchProgress(by_namespace=bool(self.namespaces))
         self.cache.on_seen = self.progress.knows
-        self.objects = WatchedObjects({each.kind for each in (*WATCHED, *OUR_KINDS.values())}, self._has_listed)
+        kinds = {each.kind for each in (*WATCHED, *OUR_KINDS.values())}
+        self.objects = WatchedObjects(kinds, self._has_listed, self._has_written)
         self.time = ServerTime()
         self.queue = WorkQueue()
         self.queue.is_open = leadership is None
@@ -124,6 +127,8 @@ class OperatorState:
         self.turns = ResyncOrder(RESYNC_S)
         self.metrics = OperatorMetrics(self.cache, self.settings.reconciles_told_from_s)
         self._tasks: list[asyncio.Task[None]] = []
+        self.settled = set[Key]()
+        """Objects that an earlier process has settled, and that this one has not reconciled."""
         self._last_beat_s = 0.0
         self._next_beat: asyncio.TimerHandle | None = None
         self._connections = AsyncExitStack()
@@ -153,6 +158,7 @@ class OperatorState:
         await self.relist.everything(cluster)
         settings = replace(self.settings, operator_image=await own_image(cluster))
         reconciler = Reconciler(cluster, self.cache, probe, self.metrics, settings)
+        snapshot = Snapshot(cluster, settings.lease, self.cache, settings) if settings.lease else None
         shared = Shared(cluster, self.cache, reconciler, self.metrics, settings, Servings(self.cache))
         captures, trainings = CaptureReconciler(shared), TrainingReconciler(shared)
 
@@ -160,6 +166,7 @@ class OperatorState:
             if not claims.serves(key.namespace):
                 return
             await settings.facts.look()
+            self.settled.discard(key)
             requeue = Requeue()
             try:
                 with self.metrics.measured(key):
@@ -183,7 +190,7 @@ class OperatorState:
 
         self._beat()
         self._tasks = [
-            asyncio.create_task(self._work(claims, reconcile)),
+            asyncio.create_task(self._work(claims, reconciler, snapshot, reconcile)),
             asyncio.create_task(self._resync(cluster, claims)),
         ]
 
@@ -241,6 +248,33 @@ class OperatorState:
             self.watch_brings(kind, body, is_listed=True)
         return is_known
 
+    def _has_written(self, kind: str, body: Body) -> bool:
+        """Return whether an event shows a version that the cache has, usually from the response to a write.
+
+        What follows from the version is queued.
+        """
+        if kind == deployment.KIND and self.cache.knows_parent(kind, body):
+            self.watch_brings(kind, body, is_listed=False)
+            metadata = body["metadata"]
+            # The operator wrote the status, so only others may act on it.
+            self.add_runs(Key(metadata["namespace"], metadata["name"]), self.queue.add_soon)
+            return True
+        if kind in OUR_KINDS or _may_be_shared(kind, body) or not self.cache.knows(kind, body):
+            return False
+        self.watch_brings(kind, body, is_listed=False)
+        self.add_owners([self.cache.owner(kind, body)], is_listed=False)
+        return True
+
+    def add_owners(self, owners: Iterable[Key | None], *, is_listed: bool) -> None:
+        """Queue the owners of a child or a pod."""
+        for key in owners:
+            if key is None or self.cache.parent(key) is None:
+                continue
+            if key.kind == deployment.KIND:
+                self.add_related(key, self.queue.add_calmly if is_listed else self.queue.add_soon)
+            else:
+                (self.queue.add_calmly if is_listed else self.queue.add)(key)
+
     @property
     def namespaces(self) -> tuple[str, ...]:
         """Namespaces to serve; empty for all."""
@@ -277,7 +311,7 @@ class OperatorState:
             if body is not None and not borrows(body.get("spec") or {}) and not has_ended(body):
                 self.queue.add_calmly(key)
 
-    async def _work(self, claims: Claims, work: Work) -> None:
+    async def _work(self, claims: Claims, reconciler: Reconciler, snapshot: Snapshot | None, work: Work) -> None:
         """Process the queue when this replica leads: first objects with a changed spec, then the rest."""
         if self._leadership is not None:
             await self._leadership.led()
@@ -285,6 +319,9 @@ class OperatorState:
         self._connections.push_async_callback(claims.release)
         if self.namespaces:  # Otherwise `_resync` has read the claims while waiting.
             await claims.look()
+        if snapshot is not None:
+            await self.settings.facts.look()
+            self.settled = await snapshot.settled(self.cache.parents(deployment.KIND))
         for key in self.cache.parents():
             body: Body = self.cache.parent(key) or {}
             if body and (body.get("status") or {}).get("observedGeneration") != body["metadata"]["generation"]:
@@ -293,11 +330,30 @@ class OperatorState:
             self._add_everything()
         else:  # Reconciling the unchanged objects at once would delay the changed ones.
             asyncio.get_running_loop().call_later(_SETTLED_AFTER_S, self._add_everything)
-        await self.queue.run(work)
+        try:
+            await self.queue.run(work, partial(self._needs_reconcile, reconciler))
+        finally:
+            if snapshot is not None:
+                settled = {*self.settled, *reconciler.settled()}
+                await snapshot.keep([key for key in settled if not self.queue.is_pending(key)])
+
+    async def _needs_reconcile(self, reconciler: Reconciler, key: Key) -> bool:
+        """Return whether an object whose turn has come must be reconciled; if it is at rest, looking is enough."""
+        if key.kind != deployment.KIND:
+            return True
+        with self.metrics.measured(key):
+            requeue = await reconciler.look(key)
+        if requeue is not None:
+            self.turns.looked(key, requeue)
+        return requeue is None
 
     def _add_everything(self) -> None:
+        """Queue all objects but those that an earlier process has settled: their engines are scraped in turn."""
         for key in self.cache.parents():
-            self.queue.add_calmly(key)
+            if key in self.settled:
+                self.turns.looked(key, Requeue())
+            else:
+                self.queue.add_calmly(key)
         served = {key.namespace for key in self.cache.parents(deployment.KIND)}
         for namespace in self.cache.namespaces_with(RECORDER_NAME) - served:
             # As for its last object, which was deleted while no operator ran.
@@ -334,19 +390,14 @@ class OperatorState:
             keys = self.turns.next(self.cache.parents(), self.time.now().timestamp()) if self._leads else []
             for number, key in enumerate(keys):
                 part = number * _PARTS_OF_ROUND // len(keys)
-                loop.call_later(RESYNC_S * part / _PARTS_OF_ROUND, self.queue.add_unless_failing, key)
+                loop.call_later(RESYNC_S * part / _PARTS_OF_ROUND, self.queue.add_to_check, key)
 
 
 async def on_deployment(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> None:
     """Queue a SpecDecodeDeployment that was created, changed or deleted, and its captures."""
-    is_echo = memo.cache.knows_parent(deployment.KIND, dict(event["object"]))
     if (stored := _store(event, deployment.KIND, memo)) is None:
         return
-    key, _ = stored
-    if is_echo and event["type"] != "DELETED":  # Of a write of its own status, so only others may act on it.
-        memo.add_runs(key, memo.queue.add_soon)
-        return
-    ask = _queueing(event, memo)
+    (key, _), ask = stored, _queueing(event, memo)
     ask(key)  # Also if it was deleted, so that the reconciler drops its state.
     memo.add_runs(key, ask)
 
@@ -422,16 +473,13 @@ async def on_child(event: kopf.RawEvent, resource: kopf.Resource, memo: Operator
     if body is None or (event["type"] is None and memo.cache.knows(kind, body)):
         return
     owners = [memo.cache.drop(kind, body)] if event["type"] == "DELETED" else memo.cache.put(kind, body)
-    for key in owners:
-        if key is None or memo.cache.parent(key) is None:
-            continue
-        if key.kind == deployment.KIND:
-            memo.add_related(key, memo.queue.add_calmly if event["type"] is None else memo.queue.add_soon)
-        else:
-            _queueing(event, memo)(key)
-    is_shared = kind == CONFIG_MAP.kind and body["metadata"]["name"] in SHARED_CONFIG_MAPS
-    if is_shared and (event["type"] == "DELETED" or not is_recorder(body)):
+    memo.add_owners(owners, is_listed=event["type"] is None)
+    if _may_be_shared(kind, body) and (event["type"] == "DELETED" or not is_recorder(body)):
         memo.add_all(body["metadata"]["namespace"])
+
+
+def _may_be_shared(kind: str, body: Body) -> bool:
+    return kind == CONFIG_MAP.kind and body["metadata"]["name"] in SHARED_CONFIG_MAPS
 
 
 def register_watches(registry: kopf.OperatorRegistry, *, nodes: bool) -> None:

@@ -11,6 +11,8 @@ from specdecode_operator.api.deployment import Key
 from specdecode_operator.cluster.client import ClusterError
 
 Work = Callable[[Key], Awaitable[None]]
+Check = Callable[[Key], Awaitable[bool]]
+"""Returns whether a key of which no change is known needs work."""
 
 _FIRST_RETRY_S = 1.0
 _LAST_RETRY_S = 60.0
@@ -73,6 +75,8 @@ class WorkQueue:
         self._turns = 0
         self._to_take = asyncio.Semaphore(0)
         self._waiting: dict[Key, float] = {}
+        self._to_check: set[Key] = set()
+        """Waiting keys of which no change is known."""
         self._running: set[Key] = set()
         self._again: dict[Key, Callable[[Key], None]] = {}
         """Functions that add keys again that were added while a worker had them."""
@@ -91,6 +95,7 @@ class WorkQueue:
         if key in self._running:
             self._again[key] = self.add
             return
+        self._to_check.discard(key)
         self._news.discard(key)
         self._calm.discard(key)
         self._urgent.add(key)
@@ -110,6 +115,7 @@ class WorkQueue:
             self._add_news(key)
 
     def _add_news(self, key: Key) -> None:
+        self._to_check.discard(key)
         if key in self._calm or key not in self._waiting:
             self._calm.discard(key)
             self._news.add(key)
@@ -119,16 +125,19 @@ class WorkQueue:
         """Add a key without a known change."""
         if not self.is_open:
             return
+        self._to_check.discard(key)
         if key in self._running:
             self._again.setdefault(key, self.add_calmly)
         elif key not in self._waiting:
             self._calm.add(key)
             self._count(key)
 
-    def add_unless_failing(self, key: Key) -> None:
-        """Add a key without a known change, unless it backs off after failures."""
-        if key not in self._retries:
+    def add_to_check(self, key: Key) -> None:
+        """Add a key whose turn in a resync has come, unless a worker has it or it backs off after failures."""
+        if key not in self._retries and key not in self._running and key not in self._waiting:
             self.add_calmly(key)
+            if key in self._waiting:
+                self._to_check.add(key)
 
     def _count(self, key: Key) -> None:
         if key not in self._waiting:
@@ -142,6 +151,10 @@ class WorkQueue:
         self._after_rest.discard(key)
         self._cancel_retry(key)
 
+    def is_pending(self, key: Key) -> bool:
+        """Return whether work on a key waits, runs, or is to be repeated."""
+        return any(key in each for each in (self._waiting, self._running, self._again, self._after_rest, self._retries))
+
     def longest_wait_s(self) -> float:
         """Return how long the oldest key has waited for a worker."""
         oldest = next(iter([*self._waiting.values()]), None)  # A copy, because another thread reads it.
@@ -151,22 +164,25 @@ class WorkQueue:
         """Return the time since a worker last finished a key."""
         return time.monotonic() - self._last_done_s
 
-    async def run(self, work: Work) -> None:
-        """Run the workers until cancelled."""
+    async def run(self, work: Work, check: Check | None = None) -> None:
+        """Run the workers until cancelled; keys of which no change is known are checked first."""
         async with asyncio.TaskGroup() as group:
             for _ in range(self._workers):
-                group.create_task(self._run_worker(work))
+                group.create_task(self._run_worker(work, check))
 
-    async def _run_worker(self, work: Work) -> None:
+    async def _run_worker(self, work: Work, check: Check | None) -> None:
         while True:
             await self._to_take.acquire()
             key, ask_again = self._take()
             del self._waiting[key]
+            is_check = key in self._to_check and key not in self._after_rest
+            self._to_check.discard(key)
             self._running.add(key)
             self._after_rest.discard(key)
             self._cancel_retry(key)
             try:
-                await work(key)
+                if not is_check or check is None or await check(key):
+                    await work(key)
             except Exception as error:  # noqa: BLE001  one object must not stop the others
                 self._retry_later(key, error, ask_again)
             else:

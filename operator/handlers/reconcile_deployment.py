@@ -434,6 +434,21 @@ def _gate_of(parent: ParsedDeployment) -> Gate | None:
     return None if isinstance(parent.spec, InvalidSpecError) else parent.spec.rollout.gate
 
 
+_MOST_LOOKS: Final = 20
+"""Looks at the engines of an object at rest between two reconciles: an event may have been missed."""
+
+
+@dataclass
+class Rest:
+    """What a reconcile saw that changed nothing: the next one would do nothing either while engines report the same."""
+
+    facts: Facts
+    pods: list[Body]
+    readings: Mapping[str, Reading]
+    requeue: Requeue
+    looks: int = 0
+
+
 @dataclass
 class Record:
     """In-memory state of one object between reconciles. Times are on the monotonic clock."""
@@ -457,6 +472,12 @@ class Record:
     kept: dict[str, str] | None = None
     """Digests of ConfigMap entries; None before the first reconcile, when only the status contains them."""
     canary: CanaryTrial | None = None
+    readings: Mapping[str, Reading] = field(default_factory=dict)
+    """Readings of the last scrape of the engines that serve."""
+    rest: Rest | None = None
+    """None unless the last reconcile left the object at rest."""
+    is_settled: bool = False
+    """Whether the last reconcile left nothing to do until an event comes or the engines report something else."""
     draft_order: str | None = None
     """Order for engines to load another head; None before the first reconcile."""
     update_progress: tuple[object, float] = (None, 0.0)
@@ -493,6 +514,21 @@ class Reconciler:
         self._shared: dict[str, SharedConfigMaps] = {}
         """Shared ConfigMaps by namespace."""
 
+    async def look(self, key: Key) -> Requeue | None:
+        """Scrape the engines of an object that is at rest; return None if it must be reconciled.
+
+        The caller knows of no event since the last reconcile. Busy engines report something new each time, so only
+        objects whose engines reported the same twice are looked at.
+        """
+        record = self._records.get(key)
+        rest = record.rest if record else None
+        if record is None or rest is None or rest.looks >= _MOST_LOOKS:
+            return None
+        rest.looks += 1
+        readings, shown = await self._scrape(rest.facts, rest.pods, record.figures.looks), record.figures.shown
+        figures = await self._figures.keep(key, record.figures, shown, time.monotonic())
+        return rest.requeue if readings == rest.readings and figures is shown else None
+
     async def reconcile(self, key: Key) -> Requeue:
         """Reconcile one SpecDecodeDeployment; return when to requeue it.
 
@@ -508,9 +544,12 @@ class Reconciler:
                 await self._shared_in(key.namespace).drop_recorder()
                 self._shared.pop(key.namespace, None)
             return Requeue(is_close=False)
+        return await self._reconcile(key, body)
+
+    async def _reconcile(self, key: Key, body: Body) -> Requeue:
         offers = self._offers(body)
         parent, refused = self._read(body, offers=offers), ""
-        record = self._record(parent)
+        record = self._begin(parent)
         try:
             blocked = await self._keep_what_was_read(parent, record)
             cluster = self._cluster_state(parent)
@@ -559,7 +598,30 @@ class Reconciler:
         if exists and seen is not None:
             await start_trainings(record.children, parent, seen, refreshes)
         requeue, now = requeue_for(parent, desired, observation, schedules or ()), self._cache.parent(key)
-        return replace(requeue, is_due=now is not None and needs_another(body, now))
+        requeue = replace(requeue, is_due=now is not None and needs_another(body, now))
+        if requeue.follows_engines and not requeue.is_due and offers is None:
+            self._settle(parent, desired, observation, requeue, is_unchanged=now is body)
+        return requeue
+
+    def _settle(
+        self,
+        parent: ParsedDeployment,
+        desired: DesiredState,
+        observation: Observation,
+        requeue: Requeue,
+        *,
+        is_unchanged: bool,
+    ) -> None:
+        """Record that nothing is left to do, and what to compare the engines with if they report nothing new."""
+        record, outcome = self._record(parent), desired.outcome
+        record.is_settled = record.children.is_in_line(parent, desired)
+        is_steady = record.is_settled and is_unchanged and observation.repeats and observation.figures_due
+        if is_steady and isinstance(outcome, Launch):
+            record.rest = Rest(outcome.facts, serving_pods(observation.pods), observation.readings, requeue)
+
+    def settled(self) -> list[Key]:
+        """Return the objects that the last reconcile has settled."""
+        return [key for key, record in self._records.items() if record.is_settled]
 
     def _draft_order(self, parent: ParsedDeployment, offers: Offers | None) -> str:
         """Return the order to load another head, from the last reconcile; its successor follows from the engines."""
@@ -666,6 +728,12 @@ class Reconciler:
         if namespace not in self._shared:
             self._shared[namespace] = SharedConfigMaps(self._cluster, self._cache, namespace)
         return self._shared[namespace]
+
+    def _begin(self, parent: ParsedDeployment) -> Record:
+        """Return the record of an object that is reconciled now."""
+        record = self._record(parent)
+        record.is_settled, record.rest = False, None
+        return record
 
     def _read(self, body: Body, *, as_written: bool = False, offers: Offers | None = None) -> ParsedDeployment:
         """Parse an object; its engines are scaled to zero while a capture holds their GPUs.
@@ -822,6 +890,7 @@ class Reconciler:
         readings: Mapping[str, Reading] = {}
         if blocked is None and facts is not None:
             readings = await self._scrape(facts, serving_pods(pods), record.figures.looks)
+        repeats, record.readings = bool(readings) and readings == record.readings, readings
         unanswered = bool(readings) and all(isinstance(reading, Unreachable) for reading in readings.values())
         record.silent_since_s = (record.silent_since_s or now_s) if unanswered else None
         record.recent = update_recent(record.recent, readings, now_s)
@@ -836,6 +905,7 @@ class Reconciler:
             workload,
             pods,
             readings,
+            repeats=repeats and not unanswered,
             canary=await self._observe_canary(desired.outcome, record, pods, now_s) if blocked is None else None,
             recent=record.recent,
             decay=record.decay,

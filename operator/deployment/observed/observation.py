@@ -52,6 +52,7 @@ class Observation:
     workload: Body | None = None
     pods: list[Body] = field(default_factory=list)
     readings: Mapping[str, Reading] = field(default_factory=dict)
+    repeats: bool = False  # Whether the engines report what they reported at the last scrape
     figures_due: bool = True
     silent_s: float | None = None  # Time without an answer; None if an engine answers, or no engine was scraped
     lending: Lending | None = None  # The capture that uses the engines' GPUs, if any

@@ -25,6 +25,8 @@ from specdecode_operator.cluster.resources import (
     DEPLOYMENT,
     DEPLOYMENT_LABEL,
     LEASE,
+    MANAGED_BY_LABEL,
+    MANAGER,
     MODEL_FACTS_LABEL,
     OWNED_SELECTOR,
     POD,
@@ -47,6 +49,7 @@ from tests.support.waiting import DEADLINE_S
 from tests.unit.handlers.reconciler_world import pod_metadata
 from tests.unit.handlers.resync_rounds import add as add_idle
 from tests.unit.handlers.resync_rounds import reason
+from tests.unit.handlers.test_watched_objects import answered, line
 
 ROOT = Path(__file__).parents[3]
 
@@ -200,6 +203,11 @@ async def looked_at(state: OperatorState) -> list[Key]:
     return sorted(found, key=lambda key: (key.kind == capture.KIND, key.namespace != LLAMA.namespace, key.name))
 
 
+def typed(body: Body, kind: str) -> Body:
+    """Return an object with the fields that only objects of watches have."""
+    return {"apiVersion": "v1", "kind": kind, **body}
+
+
 class TestObjects:
     async def test_many_events_queue_a_deployment_and_its_captures_once(self, state: OperatorState) -> None:
         for version in (2, 3, 4):
@@ -210,9 +218,25 @@ class TestObjects:
     async def test_event_of_a_known_version_queues_only_captures(self, state: OperatorState) -> None:
         """The operator has written the status itself."""
         state.cache.put_parent(deployment.KIND, body("llama", 5))
-        for version in (4, 5):
-            await main.on_deployment(event("MODIFIED", body("llama", version)), state)
-        assert await looked_at(state) == [DEMO]
+        known, new = (typed(body("llama", version), deployment.KIND) for version in (5, 6))
+        _, events = await answered(state.objects, line("MODIFIED", known) + line("MODIFIED", new))
+        versions = [each["object"]["metadata"]["resourceVersion"] for each in events]
+        assert (versions, await looked_at(state)) == (["6"], [DEMO])
+
+    async def test_event_of_a_known_child_queues_its_owner(self, state: OperatorState) -> None:
+        """The operator has written the child itself, and its next reconcile follows from that."""
+        labels = {MANAGED_BY_LABEL: MANAGER, DEPLOYMENT_LABEL: "llama"}
+        child = typed(body("llama-1", 5), "Pod")
+        child["metadata"]["labels"] = labels
+        state.cache.put("Pod", child)
+        _, events = await answered(state.objects, line("ADDED", child))
+        assert (events, await looked_at(state)) == ([], [LLAMA, DEMO])
+
+    async def test_deleted_object_of_a_known_version_is_not_left_out(self, state: OperatorState) -> None:
+        gone = typed(body("llama", 5), deployment.KIND)
+        state.cache.put_parent(deployment.KIND, gone)
+        _, (seen,) = await answered(state.objects, line("DELETED", gone))
+        assert seen["type"] == "DELETED"
 
     async def test_late_events_do_not_restore_old_versions(self, state: OperatorState) -> None:
         await main.on_deployment(event("MODIFIED", body("llama", 9)), state)

@@ -227,7 +227,7 @@ async def test_constantly_failing_key_has_bounded_backoff(
             queue.add(B)
             return
         # Events go on coming while it fails: that must not arm a second chain of retries.
-        queue.add_unless_failing(A)
+        queue.add_to_check(A)
         raise RuntimeError
 
     longest_delays(monkeypatch)
@@ -522,3 +522,60 @@ async def test_api_server_failure_is_logged_without_a_traceback(
         queue.add(A)
         await work.ran(1)
     assert [(record.levelno, bool(record.exc_info)) for record in caplog.records] == [(logging.WARNING, False)]
+
+
+class TestChecks:
+    """Keys whose turn has come, without a known change."""
+
+    async def done(
+        self, queue: WorkQueue, *, needs_work: bool, then: Callable[[], None] = lambda: None, steps: int = 1
+    ) -> list[str]:
+        """Check A, do something meanwhile, work on B, and return what was done to A: so many steps at least."""
+        did, done = asyncio.Queue[str](), asyncio.Event()
+
+        async def work(key: Key) -> None:
+            if key == B:
+                done.set()
+            else:
+                did.put_nowait("work")
+
+        async def check(key: Key) -> bool:
+            assert key == A
+            did.put_nowait("check")
+            then()
+            return needs_work
+
+        queue.add_to_check(A)
+        task = asyncio.create_task(queue.run(work, check))
+        async with asyncio.timeout(DEADLINE_S):
+            seen = [await did.get() for _ in range(steps)]
+            queue.add_calmly(B)
+            await done.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return [*seen, *(did.get_nowait() for _ in range(did.qsize()))]
+
+    async def test_key_that_needs_no_work_is_only_checked(self) -> None:
+        assert await self.done(WorkQueue(workers=1), needs_work=False) == ["check"]
+
+    async def test_key_that_needs_work_is_worked_on(self) -> None:
+        assert await self.done(WorkQueue(workers=1), needs_work=True) == ["check", "work"]
+
+    @pytest.mark.parametrize("ask", ["add", "add_soon", "add_calmly"])
+    async def test_waiting_key_of_which_a_change_is_known_is_worked_on(self, ask: str) -> None:
+        queue = WorkQueue(workers=1)
+        queue.add_to_check(A)
+        getattr(queue, ask)(A)
+        assert await self.done(queue, needs_work=False) == ["work"]
+
+    @pytest.mark.parametrize("ask", ["add", "add_soon", "add_calmly"])
+    async def test_key_that_changes_during_its_check_is_worked_on(self, ask: str) -> None:
+        queue = WorkQueue(workers=1)
+        did = await self.done(queue, needs_work=False, then=lambda: getattr(queue, ask)(A), steps=2)
+        assert did == ["check", "work"]
+
+    async def test_change_that_waits_for_the_end_of_a_rest_is_worked_on(self) -> None:
+        queue = WorkQueue(workers=1)
+        assert await self.done(queue, needs_work=False) == ["check"]
+        queue.add_soon(A)  # A rests after its check
+        assert await self.done(queue, needs_work=False) == ["work"]

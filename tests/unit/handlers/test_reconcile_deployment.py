@@ -31,6 +31,7 @@ from specdecode_operator.deployment.parsed_deployment import engine_spec_hash, p
 from specdecode_operator.handlers import reconcile_deployment
 from specdecode_operator.handlers.decision_cache import DecisionCache
 from specdecode_operator.handlers.mounted_files import CalibrationFile
+from specdecode_operator.vllm.engine_metrics import Reading, Unreachable
 from tests.support.api_server import ApiServer
 from tests.support.captures import capture
 from tests.support.engine_work import LOOK_S, Working
@@ -40,6 +41,7 @@ from tests.support.objects import H200, Body, tiny_cpu
 from tests.unit.deployment.test_speculation_in_force import counting
 from tests.unit.handlers.reconciler_world import World
 
+SCHEDULE = {"name": "daily", "schedule": "0 3 * * *", "suspend": True}
 STATUS = "patch specdecodedeployments.specdecode.io/status llama"
 CHILD_WRITES = [
     "patch services llama",
@@ -251,6 +253,77 @@ async def test_observed_status_is_written_at_most_once_a_minute(
     assert await engines_after(61) == 2
     world.restart()
     assert await engines_after(61) == 3
+
+
+class TestLook:
+    """Looks at the engines of an object at rest."""
+
+    KEY = Key("team", "llama")
+
+    @pytest.fixture(autouse=True)
+    def _clock(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        start_s = time.monotonic()
+        self.passed_s = 0.0
+        monkeypatch.setattr(time, "monotonic", lambda: start_s + self.passed_s)
+
+    async def reconciled(self, world: World, readings: list[Reading], **spec: Any) -> None:
+        """Reconcile once per reading, a minute apart."""
+        world.add(tiny_cpu(**spec))
+        await world.look()
+        world.start_engines()
+        world.serve()
+        for reading in readings:
+            self.passed_s += 60
+            world.probe.read_all = AsyncMock(return_value={"llama-1": reading})  # type: ignore[method-assign]
+            await world.look()
+
+    async def test_nothing_is_to_do_while_engines_report_the_same(self, world: World) -> None:
+        await self.reconciled(world, [counting(600, 600)] * 3)
+        world.api.requests.clear()
+        requeue = await world.reconciler.look(self.KEY)
+        assert requeue is not None
+        assert requeue.is_close
+        assert world.api.requests == []
+
+    async def test_engines_that_report_something_else_are_reconciled(self, world: World) -> None:
+        await self.reconciled(world, [counting(600, 600)] * 3)
+        world.probe.read_all = AsyncMock(return_value={"llama-1": counting(1200, 600)})  # type: ignore[method-assign]
+        assert await world.reconciler.look(self.KEY) is None
+        await world.look()
+        assert world.said("SpeculationActive")[1] == "NotDrafting"
+
+    async def test_figures_that_moved_are_written(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(FiguresReader, "read", AsyncMock(side_effect=map(figures, "12")))
+        await self.reconciled(world, [counting(600, 600)] * 3)
+        assert await world.reconciler.look(self.KEY) is not None
+        self.passed_s += 300
+        assert await world.reconciler.look(self.KEY) is None
+
+    async def test_objects_at_rest_are_reconciled_from_time_to_time(self, world: World) -> None:
+        await self.reconciled(world, [counting(600, 600)] * 3)
+        looks = [await world.reconciler.look(self.KEY) is not None for _ in range(30)]
+        assert looks == [True] * 20 + [False] * 10
+
+    @pytest.mark.parametrize(
+        ("readings", "spec"),
+        [
+            ([counting(600, 600)], {}),
+            ([counting(600, 600), counting(900, 900)], {}),
+            ([Unreachable("/metrics answered 500")] * 3, {}),
+            ([counting(600, 600)] * 3, {"captures": [SCHEDULE]}),
+            ([counting(600, 600)] * 3, {"policy": {"mode": "Observe"}}),
+        ],
+        ids=["first reading", "busy engines", "silent engines", "with a schedule", "with a policy"],
+    )
+    async def test_other_objects_are_reconciled(self, world: World, readings: list[Reading], spec: Body) -> None:
+        await self.reconciled(world, readings, **spec)
+        assert await world.reconciler.look(self.KEY) is None
+
+    async def test_changed_child_is_reconciled(self, world: World) -> None:
+        await self.reconciled(world, [counting(600, 600)] * 3)
+        world.api.remove(SERVICE, "llama")
+        await world.look()
+        assert await world.reconciler.look(self.KEY) is None
 
 
 def figures(value: str) -> FiguresStatus:

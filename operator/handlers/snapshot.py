@@ -1,0 +1,103 @@
+"""Keep which objects are settled when a process ends, so that the next one need not decide about them anew.
+
+A ConfigMap beside the Lease has a digest for each settled object: of the object, its children and runs as the cache has
+them, and of everything else that decisions read. If the next leader finds the same digest, its reconcile would come to
+the same result and write nothing, so it is left out until the engines are looked at. Without a snapshot, or with one
+that is old or forged, objects are reconciled at the start, or when their turn comes.
+"""
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import logging
+from collections.abc import Collection, Iterable
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from specdecode_operator.api.deployment import Key
+from specdecode_operator.cluster.cache import Cache
+from specdecode_operator.cluster.client import Cluster, ClusterError
+from specdecode_operator.cluster.resources import CONFIG_MAP
+from specdecode_operator.handlers.leadership import LeaseName
+from specdecode_operator.handlers.settings import Settings
+from specdecode_operator.untrusted import mapping
+
+_ENTRY: Final = "settled"
+_DIGEST_BYTES: Final = 8
+_MOST: Final = 50_000
+"""Digests in a snapshot: half of what a ConfigMap can hold."""
+_WRITE_S: Final = 2.0
+"""The next leader waits meanwhile."""
+
+_logger = logging.getLogger(__name__)
+
+
+class Snapshot:
+    """The snapshot of an installation."""
+
+    def __init__(self, cluster: Cluster, lease: LeaseName, cache_: Cache, settings: Settings) -> None:
+        self._cluster, self._lease, self._cache, self._settings = cluster, lease, cache_, settings
+
+    async def settled(self, keys: Iterable[Key]) -> set[Key]:
+        """Return the objects that are as an earlier process has settled them."""
+        try:
+            body = await self._cluster.get(CONFIG_MAP, self._lease.namespace, self._name)
+        except ClusterError as error:
+            _logger.info("no snapshot of an earlier process: %s", error)
+            return set()
+        found = _digests(mapping(body or {}, "binaryData").get(_ENTRY))
+        inputs = self._inputs()
+        return {key for key in keys if self._digest(key, inputs) in found} if found else set()
+
+    async def keep(self, keys: Collection[Key]) -> None:
+        """Write the digests of settled objects."""
+        inputs = self._inputs()
+        digests = b"".join([self._digest(key, inputs) for key in keys][:_MOST])
+        metadata = {"namespace": self._lease.namespace, "name": self._name}
+        data = {_ENTRY: base64.b64encode(digests).decode()}
+        try:
+            async with asyncio.timeout(_WRITE_S):
+                await self._cluster.apply(
+                    {"apiVersion": "v1", "kind": CONFIG_MAP.kind, "metadata": metadata, "binaryData": data}
+                )
+        except (ClusterError, TimeoutError) as error:
+            _logger.info("no snapshot for the next process: %s", error or "the API server did not answer in time")
+
+    @property
+    def _name(self) -> str:
+        return f"{self._lease.name}-snapshot"
+
+    def _inputs(self) -> bytes:
+        """Return a digest of what decisions about all objects read."""
+        settings, cache_ = self._settings, self._cache
+        read = (
+            *(_program(), settings.operator_image, settings.calibration.read(), [*settings.facts.known.items()]),
+            *(settings.host_paths, sorted(settings.pod_template), sorted(settings.token_ids.items())),
+            *(settings.nodes_from, cache_.nodes(), sorted(cache_.optional_kinds), cache_.devices),
+        )
+        return hashlib.blake2b(repr(read).encode()).digest()
+
+    def _digest(self, key: Key, inputs: bytes) -> bytes:
+        versions = sorted(self._cache.versions_about(key))
+        return hashlib.blake2b(repr(versions).encode(), key=inputs, digest_size=_DIGEST_BYTES).digest()
+
+
+def _digests(text: object) -> set[bytes]:
+    """Return the digests in untrusted text; none if it is invalid."""
+    try:
+        found = base64.b64decode(text, validate=True) if isinstance(text, str) else b""
+    except (binascii.Error, ValueError):
+        return set()
+    return {found[start : start + _DIGEST_BYTES] for start in range(0, len(found), _DIGEST_BYTES)}
+
+
+@cache
+def _program() -> str:
+    """Return a digest of the operator's files: another version may come to other results."""
+    root, digest = Path(__file__).parents[1], hashlib.blake2b()
+    for file in sorted(each for each in root.rglob("*") if each.is_file() and each.suffix != ".pyc"):
+        content = file.read_bytes()
+        digest.update(f"{file.relative_to(root)} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
