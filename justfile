@@ -120,7 +120,7 @@ typing: setup
 test *arguments: setup
     @if [ $# = 0 ]; then exec {{ python }} -m tests.parts; else exec {{ python }} -m pytest "$@"; fi
 
-# Run parts of `test`: serving, operator, faults, fleet, admission, lint, typing, devcluster, unit, replay, engine
+# Run parts of `test`: serving, operator, captures, faults, fleet, admission, lint, typing, devcluster, unit, replay, engine
 [group('checks')]
 parts *names: setup
     @{{ python }} -m tests.parts "$@"
@@ -138,7 +138,7 @@ test-all: test engine-versions && (test-kubernetes "1.30") (test-kubernetes "1.3
 # Run the component tests on another Kubernetes MINOR: 1.30 (the oldest supported) or 1.37 (the newest)
 [group('checks')]
 test-kubernetes minor: setup
-    SPECDECODE_KUBERNETES="$1" {{ python }} -m tests.parts operator faults admission
+    SPECDECODE_KUBERNETES="$1" {{ python }} -m tests.parts operator captures faults admission
 
 # Install the programs for long tests: all vLLM versions, suffix decoding, guidellm, aiperf, speculators (5 GB)
 [group('checks')]

@@ -95,8 +95,24 @@ def part_of(folder: str, *needs: Callable[[], object], without: Iterable[str] = 
 
 _REPLAY = ("capture/report", "replay")
 _FAULTS = ("faults", "policy")
+_CAPTURES = (
+    "test_borrowing.py",
+    "test_capture_arms.py",
+    "test_capture_verbs.py",
+    "test_captures.py",
+    "test_draft_update.py",
+    "test_live_captures.py",
+    "test_model_cache.py",
+    "test_model_reading.py",
+    "test_refresh.py",
+    "test_schedules.py",
+    "test_trained_drafts.py",
+    "test_trainings.py",
+)
 # Parts of their own, or one lane would take much longer than the others.
 REPLAY = Part("replay", _pytest(*(f"tests/unit/{each}" for each in _REPLAY)), (browser.provide,))
+# Tests of the operator wait for a cluster most of the time, so half of them run in a lane of their own.
+CAPTURES = Part("captures", _pytest(*(f"tests/component/operator/{each}" for each in _CAPTURES)), (programs,))
 # Rights are checked on the API server of each session.
 FAULTS = Part(
     "faults", _pytest(*(f"tests/component/operator/{each}" for each in (*_FAULTS, "test_rights.py"))), (programs,)
@@ -104,7 +120,8 @@ FAULTS = Part(
 
 LANES = (
     (part_of("e2e/serving", programs, prepare_images),),
-    (part_of("component/operator", programs, without=_FAULTS),),
+    (part_of("component/operator", programs, without=(*_FAULTS, *_CAPTURES)),),
+    (CAPTURES,),
     (
         FAULTS,
         REPLAY,

@@ -60,8 +60,8 @@ OPERATOR_RIGHTS: Final = (
     Right(
         "configmaps",
         _CHILD,
-        "store plans, last good templates, model facts, the recorder and the input of captures; read the dataset of a"
-        " capture or a training",
+        "store plans, last good templates, model facts, the recorder, the input of captures and a snapshot for the next"
+        " start; read the dataset of a capture or a training",
     ),
     Right("services", _CHILD[:-1], "create the Service of the engines; Kubernetes deletes it with its owner"),
     Right("deployments.apps", _CHILD, "run engines"),

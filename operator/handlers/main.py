@@ -338,7 +338,7 @@ class OperatorState:
                 await snapshot.keep([key for key in settled if not self.queue.is_pending(key)])
 
     async def _needs_reconcile(self, reconciler: Reconciler, key: Key) -> bool:
-        """Return whether an object whose turn has come must be reconciled; if it is at rest, looking is enough."""
+        """Return whether an object must be reconciled in its turn; polling is enough for settled objects."""
         if key.kind != deployment.KIND:
             return True
         with self.metrics.measured(key):
@@ -348,7 +348,7 @@ class OperatorState:
         return requeue is None
 
     def _add_everything(self) -> None:
-        """Queue all objects but those that an earlier process has settled: their engines are scraped in turn."""
+        """Queue all objects except those that an earlier process has settled, whose engines are scraped in turn."""
         for key in self.cache.parents():
             if key in self.settled:
                 self.turns.looked(key, Requeue())

@@ -435,12 +435,12 @@ def _gate_of(parent: ParsedDeployment) -> Gate | None:
 
 
 _MOST_LOOKS: Final = 20
-"""Looks at the engines of an object at rest between two reconciles: an event may have been missed."""
+"""Maximum number of polls between two reconciles of a settled object, in case an event was missed."""
 
 
 @dataclass
 class Rest:
-    """What a reconcile saw that changed nothing: the next one would do nothing either while engines report the same."""
+    """State after a reconcile without changes. While the engines report the same, another reconcile changes nothing."""
 
     facts: Facts
     pods: list[Body]
@@ -475,9 +475,9 @@ class Record:
     readings: Mapping[str, Reading] = field(default_factory=dict)
     """Readings of the last scrape of the engines that serve."""
     rest: Rest | None = None
-    """None unless the last reconcile left the object at rest."""
+    """None unless the object is settled and its engines repeat their values."""
     is_settled: bool = False
-    """Whether the last reconcile left nothing to do until an event comes or the engines report something else."""
+    """Whether the last reconcile left no work until an event arrives or the engines report other values."""
     draft_order: str | None = None
     """Order for engines to load another head; None before the first reconcile."""
     update_progress: tuple[object, float] = (None, 0.0)
@@ -515,10 +515,10 @@ class Reconciler:
         """Shared ConfigMaps by namespace."""
 
     async def look(self, key: Key) -> Requeue | None:
-        """Scrape the engines of an object that is at rest; return None if it must be reconciled.
+        """Scrape the engines of a settled object; return None if it must be reconciled.
 
-        The caller knows of no event since the last reconcile. Busy engines report something new each time, so only
-        objects whose engines reported the same twice are looked at.
+        Call this only if no event has arrived since the last reconcile. Busy engines report new values each time, so
+        their objects are always reconciled.
         """
         record = self._records.get(key)
         rest = record.rest if record else None
@@ -612,7 +612,7 @@ class Reconciler:
         *,
         is_unchanged: bool,
     ) -> None:
-        """Record that nothing is left to do, and what to compare the engines with if they report nothing new."""
+        """Record that the object is settled; keep the readings for later comparison if the engines repeated them."""
         record, outcome = self._record(parent), desired.outcome
         record.is_settled = record.children.is_in_line(parent, desired)
         is_steady = record.is_settled and is_unchanged and observation.repeats and observation.figures_due

@@ -1,9 +1,9 @@
-"""Keep which objects are settled when a process ends, so that the next one need not decide about them anew.
+"""Snapshot of settled objects, which a process writes when it ends and the next leader reads.
 
-A ConfigMap beside the Lease has a digest for each settled object: of the object, its children and runs as the cache has
-them, and of everything else that decisions read. If the next leader finds the same digest, its reconcile would come to
-the same result and write nothing, so it is left out until the engines are looked at. Without a snapshot, or with one
-that is old or forged, objects are reconciled at the start, or when their turn comes.
+A ConfigMap in the namespace of the Lease has a digest for each settled object: of the versions of the object, its
+children and its runs, and of everything else that decisions read. If the next leader finds the same digest, a reconcile
+would have the same result and make no writes, so it is skipped until the object's engines are polled. If the snapshot
+is missing or old, objects are reconciled at the start; if it is forged, when they are polled.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from specdecode_operator.untrusted import mapping
 _ENTRY: Final = "settled"
 _DIGEST_BYTES: Final = 8
 _MOST: Final = 50_000
-"""Digests in a snapshot: half of what a ConfigMap can hold."""
+"""Maximum number of digests: they fill half of a ConfigMap."""
 _WRITE_S: Final = 2.0
 """The next leader waits meanwhile."""
 
@@ -95,7 +95,7 @@ def _digests(text: object) -> set[bytes]:
 
 @cache
 def _program() -> str:
-    """Return a digest of the operator's files: another version may come to other results."""
+    """Return a digest of the operator's files, because another version may decide differently."""
     root, digest = Path(__file__).parents[1], hashlib.blake2b()
     for file in sorted(each for each in root.rglob("*") if each.is_file() and each.suffix != ".pyc"):
         content = file.read_bytes()

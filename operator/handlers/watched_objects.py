@@ -1,9 +1,9 @@
 """Decode the objects of kopf's lists and watches once, and give kopf only their identity.
 
 kopf would decode each event with Python's json module, and start a task for each object of a list. Here, msgspec
-decodes objects within limits of size and depth, and handlers get them from `WatchedObjects.take`. What the cache has
-already is left out: after a restart nearly all objects of the lists, and later the events of the operator's own writes,
-which are half of all events while objects are created.
+decodes objects within limits of size and depth, and handlers get them from `WatchedObjects.take`. Objects that
+the cache already has are left out: after a restart, nearly all objects of the lists, and later the events of the
+operator's own writes, which are half of all events while objects are created.
 """
 
 from collections.abc import AsyncIterator, Callable, Collection

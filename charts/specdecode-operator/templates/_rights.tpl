@@ -25,8 +25,8 @@
 - apiGroups: [specdecode.io]
   resources: [specdecodetrainings/status]
   verbs: [patch]
-# Store plans, last good templates, model facts, the recorder and the input of captures; read the dataset of a capture
-# or a training.
+# Store plans, last good templates, model facts, the recorder, the input of captures and a snapshot for the next start;
+# read the dataset of a capture or a training.
 - apiGroups: [""]
   resources: [configmaps]
   verbs: [get, list, watch, create, patch, delete]
