@@ -120,7 +120,7 @@ typing: setup
 test *arguments: setup
     @if [ $# = 0 ]; then exec {{ python }} -m tests.parts; else exec {{ python }} -m pytest "$@"; fi
 
-# Run parts of `test`: serving, operator, captures, faults, fleet, admission, lint, typing, devcluster, unit, replay, engine
+# Run parts of `test`: serving, operator, captures, faults, fleet, admission, lint, typing, devcluster, unit, decisions, replay, engine
 [group('checks')]
 parts *names: setup
     @{{ python }} -m tests.parts "$@"

@@ -94,6 +94,7 @@ def part_of(folder: str, *needs: Callable[[], object], without: Iterable[str] = 
 
 
 _REPLAY = ("capture/report", "replay")
+_DECISIONS = ("capture", "cli", "deployment")
 _FAULTS = ("faults", "policy")
 _CAPTURES = (
     "test_borrowing.py",
@@ -111,6 +112,9 @@ _CAPTURES = (
 )
 # Parts of their own, or one lane would take much longer than the others.
 REPLAY = Part("replay", _pytest(*(f"tests/unit/{each}" for each in _REPLAY)), (browser.provide,))
+DECISIONS = Part(
+    "decisions", _pytest(*(f"tests/unit/{each}" for each in _DECISIONS), "--ignore=tests/unit/capture/report")
+)
 # Tests of the operator wait for a cluster most of the time, so half of them run in a lane of their own.
 CAPTURES = Part("captures", _pytest(*(f"tests/component/operator/{each}" for each in _CAPTURES)), (programs,))
 # Rights are checked on the API server of each session.
@@ -119,7 +123,7 @@ FAULTS = Part(
 )
 
 LANES = (
-    (part_of("e2e/serving", programs, prepare_images),),
+    (part_of("e2e/serving", programs, prepare_images), DECISIONS),
     (part_of("component/operator", programs, without=(*_FAULTS, *_CAPTURES)),),
     (CAPTURES,),
     (
@@ -134,7 +138,7 @@ LANES = (
     (
         Part("lint", (str(REPOSITORY / "just"), "lint")),
         Part("typing", (str(REPOSITORY / "just"), "typing")),
-        part_of("unit", without=_REPLAY),
+        part_of("unit", without=(*_REPLAY, *_DECISIONS)),
         part_of("devcluster", programs),  # when no other cluster comes: it looks for what one of its own has left
     ),
 )

@@ -8,11 +8,12 @@ is missing or old, objects are reconciled at the start; if it is forged, when th
 
 import asyncio
 import base64
-import binascii
 import hashlib
 import logging
+import struct
 from collections.abc import Collection, Iterable
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -54,7 +55,7 @@ class Snapshot:
     async def keep(self, keys: Collection[Key]) -> None:
         """Write the digests of settled objects."""
         inputs = self._inputs()
-        digests = b"".join([self._digest(key, inputs) for key in keys][:_MOST])
+        digests = b"".join(self._digest(key, inputs) for key in islice(keys, _MOST))
         metadata = {"namespace": self._lease.namespace, "name": self._name}
         data = {_ENTRY: base64.b64encode(digests).decode()}
         try:
@@ -88,9 +89,9 @@ def _digests(text: object) -> set[bytes]:
     """Return the digests in untrusted text; none if it is invalid."""
     try:
         found = base64.b64decode(text, validate=True) if isinstance(text, str) else b""
-    except (binascii.Error, ValueError):
+        return {digest for (digest,) in struct.iter_unpack(f"{_DIGEST_BYTES}s", found)}
+    except (ValueError, struct.error):
         return set()
-    return {found[start : start + _DIGEST_BYTES] for start in range(0, len(found), _DIGEST_BYTES)}
 
 
 @cache

@@ -52,7 +52,6 @@ class Observation:
     workload: Body | None = None
     pods: list[Body] = field(default_factory=list)
     readings: Mapping[str, Reading] = field(default_factory=dict)
-    repeats: bool = False  # Whether the engines report what they reported at the last scrape
     figures_due: bool = True
     silent_s: float | None = None  # Time without an answer; None if an engine answers, or no engine was scraped
     lending: Lending | None = None  # The capture that uses the engines' GPUs, if any
@@ -74,6 +73,7 @@ class Observation:
     """Why children that engines do not depend on could not be written or deleted, by kind."""
     load: ReplicaLoad | None = None  # For an autoscaler with PredictedUtilization
     contested: tuple[str, ...] = ()  # Children and fields that another writer changes again after each repair
+    repeats: bool = False  # Whether the engines report the same values as at the last scrape
 
     @property
     def missed(self) -> bool:
