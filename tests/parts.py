@@ -116,8 +116,10 @@ DECISIONS = Part(
     "decisions", _pytest(*(f"tests/unit/{each}" for each in _DECISIONS), "--ignore=tests/unit/capture/report")
 )
 # Tests of the operator wait for a cluster most of the time, so half of them run in a lane of their own.
-CAPTURES = Part("captures", _pytest(*(f"tests/component/operator/{each}" for each in _CAPTURES)), (programs,))
 # Rights are checked on the API server of each session.
+CAPTURES = Part(
+    "captures", _pytest(*(f"tests/component/operator/{each}" for each in (*_CAPTURES, "test_rights.py"))), (programs,)
+)
 FAULTS = Part(
     "faults", _pytest(*(f"tests/component/operator/{each}" for each in (*_FAULTS, "test_rights.py"))), (programs,)
 )
