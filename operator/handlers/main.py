@@ -163,10 +163,11 @@ class OperatorState:
         captures, trainings = CaptureReconciler(shared), TrainingReconciler(shared)
 
         async def reconcile(key: Key) -> None:
+            self.settled.discard(key)
             if not claims.serves(key.namespace):
+                self.turns.forget(key)  # Otherwise it would stay first in the resync order.
                 return
             await settings.facts.look()
-            self.settled.discard(key)
             requeue = Requeue()
             try:
                 with self.metrics.measured(key):
