@@ -323,6 +323,8 @@ class OperatorState:
         if snapshot is not None:
             await self.settings.facts.look()
             self.settled = await snapshot.settled(self.cache.parents(deployment.KIND))
+            for key in self.settled:
+                self.turns.looked(key, Requeue())
         for key in self.cache.parents():
             body: Body = self.cache.parent(key) or {}
             if body and (body.get("status") or {}).get("observedGeneration") != body["metadata"]["generation"]:
@@ -351,9 +353,7 @@ class OperatorState:
     def _add_everything(self) -> None:
         """Queue all objects except those that an earlier process has settled, whose engines are scraped in turn."""
         for key in self.cache.parents():
-            if key in self.settled:
-                self.turns.looked(key, Requeue())
-            else:
+            if key not in self.settled:
                 self.queue.add_calmly(key)
         served = {key.namespace for key in self.cache.parents(deployment.KIND)}
         for namespace in self.cache.namespaces_with(RECORDER_NAME) - served:

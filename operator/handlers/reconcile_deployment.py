@@ -442,6 +442,8 @@ _MOST_LOOKS: Final = 20
 class Rest:
     """State after a reconcile without changes. While the engines report the same, another reconcile changes nothing."""
 
+    body: Body | None
+    children: list[Body]
     facts: Facts
     pods: list[Body]
     readings: Mapping[str, Reading]
@@ -523,6 +525,9 @@ class Reconciler:
         record = self._records.get(key)
         rest = record.rest if record else None
         if record is None or rest is None or rest.looks >= _MOST_LOOKS:
+            return None
+        # A list that failed halfway may have brought a version without queuing the object.
+        if rest.body is not self._cache.parent(key) or rest.children != self._cache.all_children(key):
             return None
         rest.looks += 1
         readings, shown = await self._scrape(rest.facts, rest.pods, record.figures.looks), record.figures.shown
@@ -614,10 +619,12 @@ class Reconciler:
     ) -> None:
         """Record that the object is settled; keep the readings for later comparison if the engines repeated them."""
         record, outcome = self._record(parent), desired.outcome
-        record.is_settled = record.children.is_in_line(parent, desired)
+        # The load that an autoscaler follows is exported by each process.
+        record.is_settled = record.children.is_in_line(parent, desired) and wanted_autoscaler(parent) is None
         is_steady = record.is_settled and is_unchanged and observation.repeats and observation.figures_due
         if is_steady and isinstance(outcome, Launch):
-            record.rest = Rest(outcome.facts, serving_pods(observation.pods), observation.readings, requeue)
+            cached = self._cache.parent(parent.key), self._cache.all_children(parent.key)
+            record.rest = Rest(*cached, outcome.facts, serving_pods(observation.pods), observation.readings, requeue)
 
     def settled(self) -> list[Key]:
         """Return the objects that the last reconcile has settled."""

@@ -292,6 +292,13 @@ class TestLook:
         await world.look()
         assert world.said("SpeculationActive")[1] == "NotDrafting"
 
+    async def test_versions_in_the_cache_are_reconciled_without_an_event(self, world: World) -> None:
+        """A list that failed halfway has stored them."""
+        await self.reconciled(world, [counting(600, 600)] * 3)
+        world.api.change(SERVICE, "llama", spec={"clusterIP": "10.0.0.7"})
+        world.see()
+        assert await world.reconciler.look(self.KEY) is None
+
     async def test_figures_that_moved_are_written(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(FiguresReader, "read", AsyncMock(side_effect=map(figures, "12")))
         await self.reconciled(world, [counting(600, 600)] * 3)
