@@ -434,7 +434,7 @@ def _gate_of(parent: ParsedDeployment) -> Gate | None:
     return None if isinstance(parent.spec, InvalidSpecError) else parent.spec.rollout.gate
 
 
-_MOST_LOOKS: Final = 20
+_MOST_POLLS: Final = 20
 """Maximum number of polls between two reconciles of a settled object, in case an event was missed."""
 
 
@@ -524,7 +524,7 @@ class Reconciler:
         """
         record = self._records.get(key)
         rest = record.rest if record else None
-        if record is None or rest is None or rest.looks >= _MOST_LOOKS:
+        if record is None or rest is None or rest.looks >= _MOST_POLLS:
             return None
         # A list that failed halfway may have brought a version without queuing the object.
         if rest.body is not self._cache.parent(key) or rest.children != self._cache.all_children(key):
