@@ -1,10 +1,12 @@
 """A soak: objects come, change and go for as long as is wanted, with faults on and off in turn; the oracles judge."""
 
 import itertools
+import math
 import random
 import time
 from collections import Counter
 from dataclasses import dataclass
+from statistics import fmean, linear_regression
 from typing import Final
 
 from hunt.actions import Namespace
@@ -21,7 +23,16 @@ _STORM_S: Final = 30.0
 _PAUSE_S: Final = 0.5
 _SAMPLE_S: Final = 5.0
 _SLOPE_FROM_S: Final = 900.0
-"""So long since the operator's last start a slope tells something: before, its caches fill."""
+"""Minimum time since the operator's last start for a slope, because its caches fill first."""
+
+_LAST_KILL_S: Final = 900.0
+"""The operator is killed in the first half of a soak, and no later than this, so that a long soak has a long slope."""
+
+_BLOCKS: Final = 10
+"""Samples are averaged in this many blocks before a line is fitted, because neighboring samples are not independent."""
+
+_T_95: Final = 2.306
+"""97.5th percentile of Student's t distribution with ``_BLOCKS - 2`` degrees of freedom."""
 
 _CAPTURES: Final = 3
 """Of one object; the oldest goes with its data then. As many objects at the end as at first: else memory grows with
@@ -34,9 +45,7 @@ _STORMS: Final = (
     (Fault(EndWatch(410), "watch *", share=0.2), Fault(RepeatEvent(), "watch *", share=0.3)),
     (),  # the operator is killed
 )
-"""What goes wrong in a storm: a slow, a busy, a broken way to the API server, broken watches, no operator.
-
-In the second half it is not killed: how its memory grows shows only in a process that lives."""
+"""Faults of the storms, in turn: slow calls, rejected calls, lost connections, broken watches, no operator."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +72,9 @@ class Soaked:
         memory, cpu = [each.memory_mib for each in self.samples], busy(self.samples)
         since = since_last_start(self.samples)
         minutes, needed = (since[-1].at_s - since[0].at_s) / 60, _SLOPE_FROM_S / 60
-        slope = f"slope {slope_per_hour(self.samples):+.1f} MiB/h in the {minutes:.0f} minutes since the last start"
+        slope = f"{slope_per_hour(self.samples)} in the {minutes:.0f} minutes since the last start"
         if minutes < needed:
-            slope = f"no slope told: {minutes:.0f} minutes since the last start are fewer than {needed:.0f}"
+            slope = f"no slope: {minutes:.0f} minutes since the last start are fewer than {needed:.0f}"
         return (
             f"steps: {steps}\nstorms: {self.storms}, kills of the operator: {self.kills}\n"
             f"memory: {memory[0]:.0f} MiB at first, {max(memory):.0f} at most, {memory[-1]:.0f} at last;"
@@ -93,12 +102,13 @@ class Soak(Round):
     def drive(self) -> None:
         """Do something to some object all the time, with storms now and then; then heal all and let it come to rest."""
         began_s = turn_s = time.monotonic()
-        stormy, half_s = False, 30 * self._minutes
+        stormy, kills_until_s = False, min(30 * self._minutes, _LAST_KILL_S)
         while (now_s := time.monotonic()) - began_s < 60 * self._minutes:
             if now_s - turn_s > (_STORM_S if stormy else _CALM_S):
                 stormy, turn_s = not stormy, now_s
-                self._turn(stormy=stormy, may_kill=now_s - began_s < half_s)
-            self.say(f"{self.counted.total()} steps, storms: {self.storms}, of {self._minutes:g} minutes")
+                self._turn(stormy=stormy, may_kill=now_s - began_s < kills_until_s)
+            memory = f", {self.samples[-1].memory_mib:.0f} MiB" if self.samples else ""
+            self.say(f"{self.counted.total()} steps, storms: {self.storms}, of {self._minutes:g} minutes{memory}")
             self._churn(self._random.choice(self.lives))
             self._sample(now_s - began_s)
             time.sleep(_PAUSE_S)
@@ -166,13 +176,34 @@ def since_last_start(samples: list[Sample]) -> list[Sample]:
     return samples[starts[-1] :] if starts else samples
 
 
-def slope_per_hour(samples: list[Sample]) -> float:
-    """Return by how much memory grows, by least squares, since the operator was started last."""
+@dataclass(frozen=True)
+class Slope:
+    """Growth of the operator's memory, in MiB per hour, and half the width of its 95 % confidence interval."""
+
+    growth: float
+    margin: float
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether the growth cannot be distinguished from 0."""
+        return abs(self.growth) <= self.margin
+
+    def __str__(self) -> str:
+        verdict = "flat" if self.is_flat else "not flat"
+        return f"slope {self.growth:+.1f} ± {self.margin:.1f} MiB/h ({verdict})"
+
+
+def slope_per_hour(samples: list[Sample]) -> Slope:
+    """Fit a line to the memory since the operator's last start, without the first third, in which its caches fill."""
     since = since_last_start(samples)
-    since = since[len(since) // 3 :]  # it fills its caches first
-    if len(since) < 2:  # noqa: PLR2004  a line takes two points
-        return 0.0
-    times, memory = [each.at_s / 3600 for each in since], [each.memory_mib for each in since]
-    mean_t, mean_m = sum(times) / len(times), sum(memory) / len(memory)
-    spread = sum((t - mean_t) ** 2 for t in times)
-    return sum((t - mean_t) * (m - mean_m) for t, m in zip(times, memory, strict=True)) / spread if spread else 0.0
+    since = since[len(since) // 3 :]
+    if len(since) < _BLOCKS:
+        return Slope(0.0, math.inf)
+    blocks = [since[len(since) * n // _BLOCKS : len(since) * (n + 1) // _BLOCKS] for n in range(_BLOCKS)]
+    hours = [fmean(each.at_s for each in block) / 3600 for block in blocks]
+    memory = [fmean(each.memory_mib for each in block) for block in blocks]
+    line = linear_regression(hours, memory)
+    residuals = [mib - line.slope * at - line.intercept for at, mib in zip(hours, memory, strict=True)]
+    deviation = math.sqrt(sum(each**2 for each in residuals) / (_BLOCKS - 2))
+    spread = math.sqrt(sum((at - fmean(hours)) ** 2 for at in hours))
+    return Slope(line.slope, _T_95 * deviation / spread)

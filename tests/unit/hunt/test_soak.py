@@ -1,5 +1,6 @@
-"""What a soak says of the operator's process."""
+"""Report of a soak about the operator's process."""
 
+import math
 from collections import Counter
 from random import Random
 
@@ -10,18 +11,29 @@ from hunt.states import States
 from hunt.steps import Sequence
 
 
-def test_memory_growth_is_per_hour_since_the_last_start() -> None:
-    before = [Sample(at, 500.0, at) for at in range(0, 3600, 60)]  # as long as since: more than the third left out
+def test_slope_starts_at_the_last_start_of_the_operator() -> None:
+    before = [Sample(at, 500.0, at) for at in range(0, 3600, 60)]  # As many as after the start.
     since = [Sample(at, 100 + at / 60, (at - 3600) * 0.1) for at in range(3600, 7200, 60)]
-    assert slope_per_hour([*before, *since]) == pytest.approx(60)
-    assert slope_per_hour(before[:1]) == 0
+    slope = slope_per_hour([*before, *since])
+    assert slope.growth == pytest.approx(60)
+    assert not slope.is_flat
+    assert slope_per_hour(before[:1]).margin == math.inf
+
+
+@pytest.mark.parametrize(("growth_mib", "is_flat"), [(0.0, True), (10.0, False)])
+def test_slope_tells_growth_from_noise(growth_mib: float, is_flat: bool) -> None:
+    noise = Random(7)
+    samples = [Sample(at, 200 + growth_mib * at / 3600 + noise.gauss(0, 3), at * 0.1) for at in range(0, 10_800, 5)]
+    slope = slope_per_hour(samples)
+    assert slope.growth == pytest.approx(growth_mib, abs=slope.margin)
+    assert slope.is_flat is is_flat
 
 
 @pytest.mark.parametrize(
     ("seconds", "said"),
     [
-        (180, "no slope told: 3 minutes since the last start are fewer than 15"),
-        (1800, "slope +60.0 MiB/h in the 30 minutes since the last start"),
+        (180, "no slope: 3 minutes since the last start are fewer than 15"),
+        (1800, "slope +60.0 ± 0.0 MiB/h (not flat) in the 30 minutes since the last start"),
     ],
 )
 def test_run_shorter_than_15_minutes_gives_no_slope(seconds: int, said: str) -> None:
