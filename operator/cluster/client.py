@@ -27,6 +27,7 @@ from kubernetes.aio import client, config
 from specdecode_operator.api.base import Body
 from specdecode_operator.cluster.clock import ServerTime
 from specdecode_operator.cluster.drift import with_fields_taken_over
+from specdecode_operator.cluster.events import EventQueue
 from specdecode_operator.cluster.resources import EVENT, POD, Resource, written_resource
 from specdecode_operator.redaction import clip
 from specdecode_operator.untrusted import mapping, read_answer
@@ -237,6 +238,7 @@ class Cluster:
         self._api = api
         self._may_write = may_write
         self.clock = clock or ServerTime()
+        self._events = EventQueue(self._post_event)
 
     @classmethod
     async def connect(cls, may_write: Callable[[], bool] = lambda: True, clock: ServerTime | None = None) -> "Cluster":
@@ -260,7 +262,8 @@ class Cluster:
             _READS_CONFIG.release()
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Post the waiting Events, and close all connections."""
+        await self._events.close()
         await self._api.close()
 
     async def get(self, resource: Resource, namespace: str, name: str, *, may_be_old: bool = False) -> Body | None:
@@ -406,9 +409,22 @@ class Cluster:
         body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": names, "deleteOptions": options}
         await self._send(_Request("POST", POD, metadata["namespace"], metadata["name"], "eviction"), body)
 
-    async def post_event(self, namespace: str, event: Body) -> None:
-        """Record an Event."""
-        await self._send(_Request("POST", EVENT, namespace), event)
+    def post_event(self, event: Body) -> None:
+        """Post an Event in the background; a failure is logged."""
+        request = _event_request(event)
+        self._check_leads(request)
+        self._events.add(event)
+
+    async def events_posted(self) -> None:
+        """Wait until all Events are posted."""
+        await self._events.join()
+
+    async def _post_event(self, event: Body) -> None:
+        await self._send(_event_request(event), event)
+
+    def _check_leads(self, request: "_Request") -> None:
+        if not self._may_write():
+            raise NotLeadingError(f"{request}: write rejected: this replica is not the leader")
 
     async def _send(
         self,
@@ -438,8 +454,8 @@ class Cluster:
         is_known: Callable[[Body], bool] | None,
     ) -> Body:
         """Send a request once; raise _PassingError if a retry may help and is safe."""
-        if request.method != "GET" and not self._may_write():
-            raise NotLeadingError(f"{request}: write rejected: this replica is not the leader")
+        if request.method != "GET":
+            self._check_leads(request)
         # A POST that may have been carried out would create another object.
         may_repeat, asked_s = request.method != "POST", self.clock.steady_s()
         try:
@@ -468,6 +484,10 @@ class Cluster:
         if not isinstance(found, dict):
             raise ClusterError(f"{request}: the response of the API server is not an object")
         return found
+
+
+def _event_request(event: Body) -> "_Request":
+    return _Request("POST", EVENT, event["metadata"]["namespace"])
 
 
 def _settings() -> client.Configuration:

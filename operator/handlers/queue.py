@@ -23,6 +23,9 @@ _LEAST_OF_DELAY = 0.75
 _REST_S = 0.5
 """Minimum time between reconciles of an object whose children change. A start causes ten events within 2 s."""
 
+_GATHER_S = 0.25
+"""Delay of a reconcile after the first event of a child, because more follow: a pod gets ready, then its workload."""
+
 _CALM_TURN = 4
 """Every 4th turn is for a key that can wait, in a namespace without user changes."""
 
@@ -69,8 +72,8 @@ class WorkQueue:
     are resynced. Many user changes in one namespace delay only later keys of that namespace.
     """
 
-    def __init__(self, workers: int = 16) -> None:
-        self._workers = workers
+    def __init__(self, workers: int = 16, gather_s: float = _GATHER_S) -> None:
+        self._workers, self._gather_s = workers, gather_s
         self._urgent, self._news, self._calm = _Line(), _Line(), _Line()
         self._turns = 0
         self._to_take = asyncio.Semaphore(0)
@@ -102,13 +105,17 @@ class WorkQueue:
         self._count(key)
 
     def add_soon(self, key: Key) -> None:
-        """Add a key whose children changed. It comes after user changes, and not directly after a reconcile."""
+        """Add a key whose children changed, after more events had time to arrive. It comes after user changes."""
         if not self.is_open:
             return
         if key in self._running:
             if self._again.get(key) != self.add:
                 self._again[key] = self.add_soon
             return
+        if key in self._waiting and key not in self._calm:
+            return
+        if key not in self._resting and self._gather_s:
+            self._rest(key, self._gather_s)
         if key in self._resting:
             self._after_rest.add(key)
         else:
@@ -187,7 +194,7 @@ class WorkQueue:
                 self._retry_later(key, error, ask_again)
             else:
                 self._failures.pop(key, None)
-                self._rest(key)
+                self._rest(key, _REST_S)
             finally:
                 self._running.discard(key)
                 self._last_done_s = time.monotonic()
@@ -218,10 +225,11 @@ class WorkQueue:
         _logger.warning("%s: %s: %s; next try in %.0f s", key, kind, error, delay_s, exc_info=show_traceback)
         self._retries[key] = asyncio.get_running_loop().call_later(delay_s, ask_again, key)
 
-    def _rest(self, key: Key) -> None:
+    def _rest(self, key: Key, rest_s: float) -> None:
+        """Delay a reconcile for changed children."""
         if earlier := self._resting.pop(key, None):
             earlier.cancel()
-        self._resting[key] = asyncio.get_running_loop().call_later(_REST_S, self._end_rest, key)
+        self._resting[key] = asyncio.get_running_loop().call_later(rest_s, self._end_rest, key)
 
     def _end_rest(self, key: Key) -> None:
         del self._resting[key]

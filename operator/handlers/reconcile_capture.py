@@ -353,8 +353,8 @@ class CaptureReconciler(JobReconciler):
         children = self._record(capture).children
         if await children.write_status(status):
             self._metrics.count_capture(capture.status.phase, status.phase)
-            await children.post_times_ahead((*capture.times_ahead, *decision.times_ahead))
-            await children.post_changes(capture.status.conditions, status.conditions)
+            children.post_times_ahead((*capture.times_ahead, *decision.times_ahead))
+            children.post_changes(capture.status.conditions, status.conditions)
 
 
 def _refused(reason: str, words: str) -> BlockedError:

@@ -22,7 +22,7 @@ from specdecode_operator.api.deployment import (
     ScheduleStatus,
     SpecDecodeDeploymentSpec,
 )
-from specdecode_operator.api.deployment_status import TrainedDraftStatus
+from specdecode_operator.api.deployment_status import SpecDecodeDeploymentStatus, TrainedDraftStatus
 from specdecode_operator.api.speculation import Speculation
 from specdecode_operator.capture.borrowing import lending_to
 from specdecode_operator.capture.golden_gate import GateObjects, gate_state, gate_writes
@@ -205,22 +205,22 @@ class PolicyKeeper:
         if refused and before is not None:
             self._memory = None
             status = given_up(before, refused, now)
-            await self._reporter.post_event("PolicyActed", status.message, warns=True)
+            self._reporter.post_event("PolicyActed", status.message, warns=True)
             return status
         policy: Policy = written.policy
         measured = _measured(self._reporter.cache, parent, written, desired)
         case = PolicyInputs(policy, asked, before, measured, rollout_paused=written.rollout.paused)
         if found := _failure(observation, policy):
-            return await self._turned_off(case, *found, not_had(OFF))
+            return self._turned_off(case, *found, not_had(OFF))
         return await self._decide(desired, observation, case, not_had)
 
-    async def _turned_off(self, case: PolicyInputs, reason: str, why: str, refusal: str) -> PolicyStatus:
+    def _turned_off(self, case: PolicyInputs, reason: str, why: str, refusal: str) -> PolicyStatus:
         """Turn speculation off if the engines can run without it; ``refusal`` is why they cannot, or empty."""
         status = turned_off(case, reason, why, refusal, self._reporter.cluster.clock.now())
         if status.outcome is PolicyOutcome.DONE:
             self._memory = None
             self._metrics.count_policy_decision(status.action, status.outcome)
-            await self._reporter.post_event("PolicyActed", f"{status.action}: {status.message}", warns=True)
+            self._reporter.post_event("PolicyActed", f"{status.action}: {status.message}", warns=True)
         return status
 
     async def _decide(
@@ -250,7 +250,7 @@ class PolicyKeeper:
             self._metrics.count_policy_decision(decision.action, decision.outcome)
             if decision.outcome is PolicyOutcome.DONE:
                 message = f"{decision.action} {decision.target}: {decision.message}"
-                await self._reporter.post_event("PolicyActed", message)
+                self._reporter.post_event("PolicyActed", message)
         return status
 
     async def _restart(self, name: str | None) -> str:
@@ -327,7 +327,7 @@ async def keep_schedules(
     written = [note for note in decision.notes if await _tried(parent, _write_note(reporter, note))]
     events += [note.event for note in written if note.event]
     for event in [*events, *chain.from_iterable(each.events for each in refreshes.values())]:
-        await reporter.post_event(event.reason, event.message, warns=event.warns)
+        reporter.post_event(event.reason, event.message, warns=event.warns)
     statuses |= {name: statuses[name].model_copy(update={"training": each.status}) for name, each in refreshes.items()}
     return [
         each if each.name in refreshes else each.model_copy(update={"training": None}) for each in statuses.values()
@@ -348,7 +348,7 @@ async def start_trainings(
         if created is not None:
             reporter.cache.put_parent(training.KIND, created)
             event = created_event(schedule, running)
-            await reporter.post_event(event.reason, event.message)
+            reporter.post_event(event.reason, event.message)
 
 
 async def _tried(parent: ParsedDeployment, writing: Awaitable[_T]) -> _T | None:
@@ -409,7 +409,7 @@ async def keep_gate(reporter: Reporter, parent: ParsedDeployment, desired: Desir
             message = (
                 f"capture {writes.create['metadata']['name']} compares the engines of this spec with the golden capture"
             )
-            await reporter.post_event("GateCaptureStarted", message)
+            reporter.post_event("GateCaptureStarted", message)
     except ClusterError as error:
         _logger.warning("%s: spec.rollout.gate: %s; will retry", parent.key, error)
 
@@ -488,8 +488,20 @@ class Record:
     """Content of the ConfigMap with the last good workload, in case that is deleted."""
     last_good_digests: dict[str, str] = field(default_factory=dict)
     """Digests of that ConfigMap. Computing them at each reconcile would take a millisecond."""
+    status_due_s: float | None = None
+    """Unix time at which to write a status that differs only in its number of pods; None if the status is written."""
     last_good_due: bool = True
     """Whether a workload may have become ready or failed since the last check."""
+
+    def defers(self, written: SpecDecodeDeploymentStatus, status: SpecDecodeDeploymentStatus, now_s: float) -> bool:
+        """Return whether to write a status later, because only its number of pods changed."""
+        due_s, self.status_due_s = self.status_due_s, None
+        if status == written or status.model_copy(update={"replicas": written.replicas}) != written:
+            return False
+        due_s = due_s or now_s + _REPLICAS_REST_S
+        if 0 < due_s - now_s <= _REPLICAS_REST_S:  # The API server's clock may step back.
+            self.status_due_s = due_s
+        return self.status_due_s is not None
 
     def update_waits_s(self, update: Update | None, now_s: float) -> float:
         """Return the time since the last progress of an update."""
@@ -501,6 +513,9 @@ class Record:
 
 _FIGURES_REST_S = 60.0
 """Minimum interval between writes of observed figures."""
+
+_REPLICAS_REST_S: Final = 10.0
+"""Delay of a write of a new number of pods, because another change of the status usually follows."""
 
 
 class Reconciler:
@@ -574,7 +589,7 @@ class Reconciler:
         groups = record.groups or NO_GROUP_HISTORY
         blocked = blocked or await self._write(parent, record.children.carry_out(parent, desired, groups))
         for repair in chain(record.children.repairs.untold(), record.children.shared.repairs.untold()):
-            await record.children.post_event("DriftRepaired", repair, warns=True)
+            record.children.post_event("DriftRepaired", repair, warns=True)
         observation = await self._observe(parent, desired, cluster.last_good, blocked)
         if observation.silent_s is None:  # An engine that misses a scrape keeps its residual.
             self._metrics.set_residual(key, observed_residual(desired, observation))
@@ -603,8 +618,11 @@ class Reconciler:
         if exists and seen is not None:
             await start_trainings(record.children, parent, seen, refreshes)
         requeue, now = requeue_for(parent, desired, observation, schedules or ()), self._cache.parent(key)
-        requeue = replace(requeue, is_due=now is not None and needs_another(body, now))
-        if requeue.follows_engines and not requeue.is_due and offers is None:
+        due_s = [each for each in (requeue.due_at_s, record.status_due_s) if each is not None]
+        requeue = replace(
+            requeue, is_due=now is not None and needs_another(body, now), due_at_s=min(due_s, default=None)
+        )
+        if requeue.follows_engines and not requeue.is_due and offers is None and record.status_due_s is None:
             self._settle(parent, desired, observation, requeue, is_unchanged=now is body)
         return requeue
 
@@ -1037,18 +1055,19 @@ class Reconciler:
         status = compose_status(parent, desired, observation, now, schedules, policy=policy, trained_draft=trained)
         proofs = {**self._proofs(parent), **children.proofs()}
         status = status.model_copy(update={"kept": kept_entries(proofs)})
-        if status == parent.status and not parent.times_ahead:
+        is_deferred = record.defers(parent.status, status, now.timestamp())
+        if (status == parent.status or is_deferred) and not parent.times_ahead:
             return True
         if not await children.write_status(status):
             self._forget(parent.key)
             return False
         if status.observed != parent.status.observed:
             record.figures_written_s = time.monotonic()
-        await children.post_times_ahead(parent.times_ahead)
+        children.post_times_ahead(parent.times_ahead)
         if change := plan_change(parent.status.plan, status.plan):
-            await children.post_event("PlanChanged", change)
-        await children.post_changes(parent.status.conditions, status.conditions)
+            children.post_event("PlanChanged", change)
+        children.post_changes(parent.status.conditions, status.conditions)
         if is_news(parent.status.trained_draft, trained):
             told = f"{trained.reason}: {trained.message}" if trained else "spec.speculation.trainedDrafts is not true"
-            await children.post_event("TrainedDraftChanged", told, warns=trained is not None and not trained.training)
+            children.post_event("TrainedDraftChanged", told, warns=trained is not None and not trained.training)
         return True

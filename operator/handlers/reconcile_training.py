@@ -178,7 +178,7 @@ class TrainingReconciler(JobReconciler):
             raise ChildNameTakenError(capture.KIND, name, leaving="deletionTimestamp" in live["metadata"])
         self._cache.put_parent(capture.KIND, await self._cluster.create(body))
         message = f"capture {name} measures the head on held-out prompts"
-        await self._children_of(seen).post_event("JudgementStarted", message)
+        self._children_of(seen).post_event("JudgementStarted", message)
 
     async def _report(self, seen: Training, decision: Decision) -> None:
         """Write the status if it changed, and post Events."""
@@ -188,8 +188,8 @@ class TrainingReconciler(JobReconciler):
         children = self._children_of(seen)
         if await children.write_status(status):
             self._metrics.count_training(seen.status.phase, status.phase)
-            await children.post_times_ahead((*seen.times_ahead, *decision.times_ahead))
-            await children.post_changes(seen.status.conditions, status.conditions)
+            children.post_times_ahead((*seen.times_ahead, *decision.times_ahead))
+            children.post_changes(seen.status.conditions, status.conditions)
 
 
 def _is_judge(capture: Body, training: Training) -> bool:

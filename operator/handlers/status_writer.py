@@ -50,21 +50,21 @@ class Reporter:
             return False
         return True
 
-    async def post_changes(self, old: list[Condition], new: list[Condition]) -> None:
+    def post_changes(self, old: list[Condition], new: list[Condition]) -> None:
         """Log the conditions that changed, and post an Event for each."""
         for each in changed_conditions(old, new):
             _logger.info("%s: %s is %s: %s: %s", self.key, each.type, each.status, each.reason, each.message)
             is_wrong = each.status is ConditionStatus.FALSE and each.reason not in _NOTHING_WRONG
             warns = is_wrong or each.reason in CAVEATS
-            await self.post_event(each.reason, f"{each.type} is {each.status}: {each.message}", warns=warns)
+            self.post_event(each.reason, f"{each.type} is {each.status}: {each.message}", warns=warns)
 
-    async def post_times_ahead(self, messages: Sequence[str]) -> None:
+    def post_times_ahead(self, messages: Sequence[str]) -> None:
         """Post an Event for each future time in the status, after the status no longer contains it."""
         for message in messages:
-            await self.post_event(TIME_IN_FUTURE, message, warns=True)
+            self.post_event(TIME_IN_FUTURE, message, warns=True)
 
-    async def post_event(self, reason: str, message: str, *, warns: bool = False) -> None:
-        """Post an Event; log a failure."""
+    def post_event(self, reason: str, message: str, *, warns: bool = False) -> None:
+        """Post an Event in the background; log a failure."""
         now = rfc3339(self.cluster.clock.now())
         event = {
             "apiVersion": "v1",
@@ -86,6 +86,6 @@ class Reporter:
             "count": 1,
         }
         try:
-            await self.cluster.post_event(self.key.namespace, event)
+            self.cluster.post_event(event)
         except ClusterError as error:
             _logger.warning("%s: failed to post an Event: %s", self.key, error)

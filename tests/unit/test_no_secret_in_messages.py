@@ -1,6 +1,5 @@
 """No message shows a part of a secret, wherever in its text the secret stands."""
 
-import asyncio
 import io
 import json
 import logging
@@ -57,12 +56,12 @@ def _condition(text: str) -> str:
 def _event(text: str) -> str:
     posted: list[str] = []
 
-    async def post(_: str, event: dict[str, Any]) -> None:
+    def post(event: dict[str, Any]) -> None:
         posted.append(event["message"])
 
     cluster = cast("Any", SimpleNamespace(post_event=post, clock=ServerTime()))
     reporter = Reporter(cluster, cast("Any", None), Key("team", "a", KIND), "uid")
-    asyncio.run(reporter.post_event("Bad", text))
+    reporter.post_event("Bad", text)
     return posted[0]
 
 

@@ -171,7 +171,7 @@ async def test_retry_after_is_respected_within_bounds(
     asked_for: str, least_s: float, most_s: float, slept_s: list[float]
 ) -> None:
     api = Answering(429, 200, retry_after=asked_for)
-    await Cluster(cast("ApiClient", api)).post_event("team", {})
+    await Cluster(cast("ApiClient", api)).create(SERVICE)
     assert least_s <= slept_s[0] <= most_s
 
 
@@ -183,12 +183,12 @@ async def test_persistent_failure_is_raised_after_three_attempts(slept_s: list[f
 
 
 @pytest.mark.parametrize("failure", [503, BROKEN, TORN, b"[]"], ids=["unavailable", "broken", "torn", "a list"])
-async def test_non_idempotent_event_creation_is_not_retried(
+async def test_creation_that_may_have_succeeded_is_not_retried(
     failure: int | bytes | Exception, slept_s: list[float]
 ) -> None:
     api = Answering(failure)
     with pytest.raises(ClusterError):
-        await Cluster(cast("ApiClient", api)).post_event("team", {})
+        await Cluster(cast("ApiClient", api)).create(SERVICE)
     assert (api.asked, slept_s) == (1, [])
 
 

@@ -16,6 +16,7 @@ from specdecode_operator.cluster.resources import (
     SPECDECODE_DEPLOYMENT,
     Resource,
 )
+from specdecode_operator.deployment.requeue import Requeue
 from specdecode_operator.handlers.metrics import OperatorMetrics
 from specdecode_operator.handlers.mounted_files import CalibrationFile
 from specdecode_operator.handlers.reconcile_deployment import Reconciler
@@ -32,6 +33,16 @@ def pod_metadata(deployment: Body) -> Body:
     replica_set["name"] = f"{deployment['metadata']['name']}-5d7f"
     labels = {**template["labels"], "pod-template-hash": "5d7f"}
     return {**template, "labels": labels, "ownerReferences": [replica_set]}
+
+
+class _Posting(Reconciler):
+    """A reconciler that waits until its Events are posted."""
+
+    async def reconcile(self, key: Key) -> Requeue:
+        try:
+            return await super().reconcile(key)
+        finally:
+            await self._cluster.events_posted()
 
 
 class World:
@@ -54,7 +65,7 @@ class World:
     def begin(self) -> None:
         """Let another process take over that knows what is in the cache."""
         self._cluster.clock = self.clock
-        self.reconciler = Reconciler(self._cluster, self.cache, self.probe, self.metrics, self.settings)
+        self.reconciler = _Posting(self._cluster, self.cache, self.probe, self.metrics, self.settings)
 
     def add(self, spec: Body, name: str = "llama", **more: Any) -> Body:
         return self.api.create(

@@ -284,6 +284,7 @@ def looking(world: World, clock: ServerTime, key: Key) -> Looks:
         if (body := world.api.find(SPECDECODE_CAPTURE, key.name)) is not None:
             world.cache.put_parent(capture.KIND, body)
             await reconciler.reconcile(key)
+            await world._cluster.events_posted()
         return world.api.find(SPECDECODE_CAPTURE, key.name)
 
     return look

@@ -281,7 +281,7 @@ async def test_full_namespace_does_not_delay_other_namespaces(add: Callable[[Wor
 async def test_object_changes_precede_child_events_and_both_precede_resync(
     first: Callable[[WorkQueue, Key], None], then: Callable[[WorkQueue, Key], None]
 ) -> None:
-    queue = WorkQueue(workers=1)
+    queue = WorkQueue(workers=1, gather_s=0)
     for key in CROWD:
         then(queue, key)
     first(queue, CROWD[-1])
@@ -293,7 +293,7 @@ async def test_object_changes_precede_child_events_and_both_precede_resync(
 async def test_low_priority_key_is_not_starved_by_constant_changes(
     add: Callable[[WorkQueue, Key], None], waiting: Key
 ) -> None:
-    queue, seen = WorkQueue(workers=1), asyncio.Event()
+    queue, seen = WorkQueue(workers=1, gather_s=0), asyncio.Event()
 
     async def work(key: Key) -> None:
         await asyncio.sleep(0)  # as work does that asks the API server
@@ -313,7 +313,7 @@ async def test_low_priority_key_is_not_starved_by_constant_changes(
 async def test_many_changes_delay_low_priority_keys_only_in_their_namespace(
     add: Callable[[WorkQueue, Key], None],
 ) -> None:
-    queue = WorkQueue(workers=1)
+    queue = WorkQueue(workers=1, gather_s=0)
     for key in (OWN, LONE):
         add(queue, key)
     for key in CROWD[:12]:
@@ -366,10 +366,32 @@ async def test_failed_change_keeps_its_priority_on_retry(
     assert (worked.index(LONE, 1) <= 2) == ahead
 
 
+async def test_first_child_event_waits_for_more_and_a_change_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, work = WorkQueue(workers=1), Counted()
+    async with running(queue, work):
+        timers = Retries(monkeypatch)
+        for _ in range(3):
+            queue.add_soon(LONE)
+        queue.add(CROWD[0])
+        await work.ran(1)
+        assert queue.is_pending(LONE)
+        assert timers.fire() == 2
+        await work.ran(2)
+        assert not queue.is_pending(LONE)
+        timers.fire()
+        queue.add_soon(LONE)
+        queue.add(LONE)
+        await work.ran(3)
+        timers.fire()
+        queue.add(CROWD[0])
+        await work.ran(4)
+        assert queue.longest_wait_s() == 0, "the change included the event"
+
+
 async def test_child_events_after_work_are_merged_and_changes_do_not_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    queue, work = WorkQueue(workers=1), Counted()
+    queue, work = WorkQueue(workers=1, gather_s=0), Counted()
     async with running(queue, work):
         timers = Retries(monkeypatch)
         queue.add_soon(LONE)
@@ -392,7 +414,7 @@ async def test_child_events_after_work_are_merged_and_changes_do_not_wait(
 async def test_child_events_during_work_are_delayed_and_changes_are_not(
     monkeypatch: pytest.MonkeyPatch, *, changed: bool
 ) -> None:
-    queue, work = WorkQueue(workers=1), Counted()
+    queue, work = WorkQueue(workers=1, gather_s=0), Counted()
     began, go_on = asyncio.Event(), asyncio.Event()
 
     async def held_up(key: Key) -> None:
@@ -421,7 +443,7 @@ async def test_child_events_during_work_are_delayed_and_changes_are_not(
 async def test_change_during_work_keeps_its_priority_after_child_events(
     monkeypatch: pytest.MonkeyPatch, then: Callable[[WorkQueue, Key], None]
 ) -> None:
-    queue, order = WorkQueue(workers=1), list[Key]()
+    queue, order = WorkQueue(workers=1, gather_s=0), list[Key]()
     began, go_on, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def held_up(key: Key) -> None:
@@ -556,26 +578,26 @@ class TestChecks:
         return [*seen, *(did.get_nowait() for _ in range(did.qsize()))]
 
     async def test_key_that_needs_no_work_is_only_checked(self) -> None:
-        assert await self.done(WorkQueue(workers=1), needs_work=False) == ["check"]
+        assert await self.done(WorkQueue(workers=1, gather_s=0), needs_work=False) == ["check"]
 
     async def test_key_that_needs_work_is_worked_on(self) -> None:
-        assert await self.done(WorkQueue(workers=1), needs_work=True) == ["check", "work"]
+        assert await self.done(WorkQueue(workers=1, gather_s=0), needs_work=True) == ["check", "work"]
 
     @pytest.mark.parametrize("ask", ["add", "add_soon", "add_calmly"])
     async def test_waiting_key_of_which_a_change_is_known_is_worked_on(self, ask: str) -> None:
-        queue = WorkQueue(workers=1)
+        queue = WorkQueue(workers=1, gather_s=0)
         queue.add_to_check(A)
         getattr(queue, ask)(A)
         assert await self.done(queue, needs_work=False) == ["work"]
 
     @pytest.mark.parametrize("ask", ["add", "add_soon", "add_calmly"])
     async def test_key_that_changes_during_its_check_is_worked_on(self, ask: str) -> None:
-        queue = WorkQueue(workers=1)
+        queue = WorkQueue(workers=1, gather_s=0)
         did = await self.done(queue, needs_work=False, then=lambda: getattr(queue, ask)(A), steps=2)
         assert did == ["check", "work"]
 
     async def test_change_that_waits_for_the_end_of_a_rest_is_worked_on(self) -> None:
-        queue = WorkQueue(workers=1)
+        queue = WorkQueue(workers=1, gather_s=0)
         assert await self.done(queue, needs_work=False) == ["check"]
         queue.add_soon(A)  # A rests after its check
         assert await self.done(queue, needs_work=False) == ["work"]

@@ -85,7 +85,7 @@ class FakeCluster:
         self.status = body["status"]
         return {**capture(), "status": self.status}
 
-    async def post_event(self, *_: Any) -> None:
+    def post_event(self, *_: Any) -> None:
         pass
 
 

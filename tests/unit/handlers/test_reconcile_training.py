@@ -64,6 +64,7 @@ class Trainings:
         self.see()
         self.api.requests.clear()
         await asyncio.gather(*(self.reconciler.reconcile(Key("team", name, KIND)) for name in names))
+        await self.world._cluster.events_posted()
         return self.api.writes()
 
     def finish(self, name: str) -> None:

@@ -43,7 +43,7 @@ class FakeCluster:
         self.written: list[tuple[str, str]] = []
         self._refuses = refuses
 
-    async def post_event(self, *_: object) -> None:
+    def post_event(self, *_: object) -> None:
         pass
 
     async def delete(self, body: Body) -> None:

@@ -32,13 +32,13 @@ from specdecode_operator.problems import OneLine
 def test_event_type_follows_the_condition(type_: str, status: str, reason: str, kinds: list[str]) -> None:
     posted: list[dict[str, Any]] = []
 
-    async def post(_: str, event: dict[str, Any]) -> None:
+    def post(event: dict[str, Any]) -> None:
         posted.append(event)
 
     cluster = cast("Any", SimpleNamespace(post_event=post, clock=ServerTime()))
     reporter = Reporter(cluster, cast("Any", None), Key("team", "a", KIND), "uid")
     said = stamp([ConditionUpdate(type_, ConditionStatus(status), reason, "")], [], 1, datetime(2026, 1, 1, tzinfo=UTC))
-    asyncio.run(reporter.post_changes([], said))
+    reporter.post_changes([], said)
     assert [event["type"] for event in posted] == kinds
 
 
@@ -95,13 +95,13 @@ def test_conditions_and_events_are_one_line() -> None:
     assert condition.reason.isalnum()
     posted: list[dict[str, Any]] = []
 
-    async def post(_: str, event: dict[str, Any]) -> None:
+    def post(event: dict[str, Any]) -> None:
         posted.append(event)
 
     cluster = cast("Any", SimpleNamespace(post_event=post, clock=ServerTime()))
     reporter = Reporter(cluster, cast("Any", None), Key("team", "a", KIND), "uid")
-    asyncio.run(reporter.post_changes([], [condition]))
-    asyncio.run(reporter.post_event("PlanChanged", FOREIGN))
+    reporter.post_changes([], [condition])
+    reporter.post_event("PlanChanged", FOREIGN)
     assert [event["message"] for event in posted] == [f"Ready is False: {ESCAPED}", ESCAPED]
 
 
@@ -109,7 +109,7 @@ def test_token_is_removed_from_conditions_events_and_log(log: tuple[logging.Logg
     """As huggingface_hub and httpx may say it: of the headers that they sent, in a message and in a traceback."""
     posted: list[dict[str, Any]] = []
 
-    async def post(_: str, event: dict[str, Any]) -> None:
+    def post(event: dict[str, Any]) -> None:
         posted.append(event)
 
     said = f"403 Forbidden for request with Authorization: Bearer {TOKEN}"
@@ -117,7 +117,7 @@ def test_token_is_removed_from_conditions_events_and_log(log: tuple[logging.Logg
     conditions = stamp([update], [], 1, datetime(2026, 1, 1, tzinfo=UTC))
     cluster = cast("Any", SimpleNamespace(post_event=post, clock=ServerTime()))
     reporter = Reporter(cluster, cast("Any", None), Key("team", "a", KIND), "uid")
-    asyncio.run(reporter.post_changes([], conditions))
+    reporter.post_changes([], conditions)
     logger, stream = log
     logger.error("%s", said, exc_info=OSError(said))
     for told in (conditions[0].message, posted[0]["message"], stream.getvalue()):
