@@ -243,7 +243,8 @@ _SURROGATES: Final = re.compile(
     rb"(?:(?P<pair>\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
 )
 _SURROGATE: Final = re.compile(rb"\\u[dD]")
-_NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
+_NO_BRACKETS_OR_QUOTES: Final = bytes(set(range(256)) - set(b'[]{}"'))
+_BRACKETS_IN_QUOTES: Final = re.compile(rb'"[^"]*"')
 
 
 def read_json(text: bytes) -> Any:
@@ -276,10 +277,17 @@ def in_unicode(text: bytes) -> bytes:
     return text
 
 
+def _brackets_outside_strings(text: bytes) -> bytes:
+    """Return the brackets of JSON. Removing escapes and all other characters first is faster than finding strings."""
+    without_escapes = text.replace(rb"\\", b"").replace(rb"\"", b"")
+    brackets = without_escapes.translate(None, _NO_BRACKETS_OR_QUOTES).replace(b'""', b"")
+    return _BRACKETS_IN_QUOTES.sub(b"", brackets).replace(b'"', b"") if b'"' in brackets else brackets
+
+
 def _without_deep(text: bytes) -> bytes:
     """Return JSON with null in place of objects and lists inside MAX_DEPTH others."""
     # Removing the innermost pairs again and again is much faster than counting, which few texts need.
-    brackets = _STRING.sub(b"", text).translate(None, _NO_BRACKETS)
+    brackets = _brackets_outside_strings(text)
     for _ in range(MAX_DEPTH):
         if not brackets:
             return text

@@ -139,6 +139,16 @@ def depth(value: Any) -> int:
     return levels - 1
 
 
+@pytest.mark.parametrize("string", ["\\", '"', '\\"', "\\\\", "\n", "", '",["', "\u00e9[", "{"])
+def test_brackets_in_strings_are_not_nesting(string: str) -> None:
+    shallow = [string, {string: string + "[" * MAX_DEPTH * 2 + string}, "]" + string]
+    assert read_json(json.dumps(shallow).encode()) == shallow
+    deep = f"{'[' * MAX_DEPTH}[1]{']' * MAX_DEPTH}"
+    cut = read_json(f"[{json.dumps(string)}, {deep}, {json.dumps(string)}]".encode())
+    assert (cut[0], cut[2]) == (string, string)
+    assert "1" not in json.dumps(cut[1])
+
+
 @pytest.mark.parametrize("levels", [200, 990, 9_990])
 @pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}"), ('["]",', "]"), ('["\\\\",', "]")])
 def test_too_deeply_nested_values_are_dropped_and_siblings_kept(levels: int, opening: str, closing: str) -> None:
