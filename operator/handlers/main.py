@@ -118,7 +118,7 @@ class OperatorState:
         self.progress = WatchProgress(by_namespace=bool(self.namespaces))
         self.cache.on_seen = self.progress.knows
         kinds = {each.kind for each in (*WATCHED, *OUR_KINDS.values())}
-        self.objects = WatchedObjects(kinds, self._has_listed, self._has_written)
+        self.objects = WatchedObjects(kinds, self._has_listed, self._has_written, self._handles)
         self.time = ServerTime()
         self.queue = WorkQueue()
         self.queue.is_open = leadership is None
@@ -265,6 +265,22 @@ class OperatorState:
         self.watch_brings(kind, body, is_listed=False)
         self.add_owners([self.cache.owner(kind, body)], is_listed=False)
         return True
+
+    def _handles(self, type_: str, body: Body) -> bool:
+        """Handle an event of a child or a pod, and return whether it was one."""
+        kind = body["kind"]
+        if kind in OUR_KINDS:
+            return False
+        self.watch_brings(kind, body, is_listed=False)
+        self.child_changed(type_, kind, body)
+        return True
+
+    def child_changed(self, type_: str | None, kind: str, body: Body) -> None:
+        """Store a child or a pod, and queue what depends on it; ``type_`` is that of the event, None in a list."""
+        owners = [self.cache.drop(kind, body)] if type_ == "DELETED" else self.cache.put(kind, body)
+        self.add_owners(owners, is_listed=type_ is None)
+        if _may_be_shared(kind, body) and (type_ == "DELETED" or not is_recorder(body)):
+            self.add_all(body["metadata"]["namespace"])
 
     def add_owners(self, owners: Iterable[Key | None], *, is_listed: bool) -> None:
         """Queue the owners of a child or a pod."""
@@ -471,12 +487,8 @@ async def on_child(event: kopf.RawEvent, resource: kopf.Resource, memo: Operator
     """Queue the owner of a child or a pod, or the deployments of a namespace if a ConfigMap that they share changed."""
     kind = resource.kind or ""
     body = _body(event, kind, memo)
-    if body is None or (event["type"] is None and memo.cache.knows(kind, body)):
-        return
-    owners = [memo.cache.drop(kind, body)] if event["type"] == "DELETED" else memo.cache.put(kind, body)
-    memo.add_owners(owners, is_listed=event["type"] is None)
-    if _may_be_shared(kind, body) and (event["type"] == "DELETED" or not is_recorder(body)):
-        memo.add_all(body["metadata"]["namespace"])
+    if body is not None and not (event["type"] is None and memo.cache.knows(kind, body)):
+        memo.child_changed(event["type"], kind, body)
 
 
 def _may_be_shared(kind: str, body: Body) -> bool:

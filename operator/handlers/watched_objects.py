@@ -32,7 +32,8 @@ class WatchedObjects:
 
     ``kinds`` are the kinds that handlers take from here. ``is_listed`` is called with the kind and the metadata of each
     object of a list of these kinds, and returns whether the object is to be left out. ``is_own`` does the same for each
-    event with a new version of such an object.
+    event with a new version of such an object. ``handles`` is called with the type and the object of each other event,
+    and returns whether that was all: then kopf, which would start a task for it, does not get the event.
     """
 
     def __init__(
@@ -40,8 +41,9 @@ class WatchedObjects:
         kinds: Collection[str],
         is_listed: Callable[[str, Body], bool],
         is_own: Callable[[str, Body], bool] = lambda *_: False,
+        handles: Callable[[str, Body], bool] = lambda *_: False,
     ) -> None:
-        self._kinds, self._is_listed, self._is_own = kinds, is_listed, is_own
+        self._kinds, self._is_listed, self._is_own, self._handles = kinds, is_listed, is_own, handles
         self._held: dict[tuple[str, str], Body] = {}
 
     def take(self, event: kopf.RawEvent) -> Body | None:
@@ -82,6 +84,8 @@ class WatchedObjects:
             return b""
         kind, body = event
         if kind != "BOOKMARK" and body.get("kind") in self._kinds:
+            if self._handles(kind, body):
+                return b""
             body = self._hold(body)
         return msgspec.json.encode({"type": kind, "object": body}) + b"\n"
 

@@ -198,7 +198,7 @@ async def looked_at(state: OperatorState) -> list[Key]:
         await done.wait()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    state.queue = WorkQueue()  # in which nothing rests
+    state.queue = WorkQueue(gather_s=0)  # in which nothing rests
     found.remove(LAST)
     return sorted(found, key=lambda key: (key.kind == capture.KIND, key.namespace != LLAMA.namespace, key.name))
 
@@ -231,6 +231,19 @@ class TestObjects:
         state.cache.put("Pod", child)
         _, events = await answered(state.objects, line("ADDED", child))
         assert (events, await looked_at(state)) == ([], [LLAMA, DEMO])
+
+    @pytest.mark.parametrize(("type_", "is_there"), [("ADDED", True), ("MODIFIED", True), ("DELETED", False)])
+    async def test_event_of_a_child_is_handled_without_kopf(
+        self, state: OperatorState, type_: str, is_there: bool
+    ) -> None:
+        child = typed(body("llama-1", 5), "Pod")
+        child["metadata"]["labels"] = {MANAGED_BY_LABEL: MANAGER, DEPLOYMENT_LABEL: "llama"}
+        if not is_there:
+            state.cache.put("Pod", child)
+        changed = {**child, "metadata": {**child["metadata"], "resourceVersion": "6"}}
+        _, events = await answered(state.objects, line(type_, changed))
+        assert (events, await looked_at(state)) == ([], [LLAMA, DEMO])
+        assert bool(state.cache.children_of(LLAMA, "Pod")) is is_there
 
     async def test_deleted_object_of_a_known_version_is_not_left_out(self, state: OperatorState) -> None:
         gone = typed(body("llama", 5), deployment.KIND)
