@@ -503,7 +503,7 @@ class SpecDecodeDeploymentStatus(ApiModel):
     """Internal: digests of the ConfigMap entries that the operator reads back, and of its child objects."""
 
     replicas: int | None = None
-    """Number of existing engine pods."""
+    """Number of engine pods that exist or are being created."""
 
     ready_replicas: int | None = None
     """Number of ready engine pods."""

@@ -11,6 +11,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Final
 
+from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import PolicyStatus, ScheduleStatus
 from specdecode_operator.api.deployment_status import (
     AcceptanceStatus,
@@ -25,6 +26,7 @@ from specdecode_operator.cluster.clock import rfc3339
 from specdecode_operator.cluster.resources import (
     AUTOSCALERS,
     CANARY_POOL,
+    DEPLOYMENT,
     EXPOSING,
     KEPT_MANAGERS_ANNOTATION,
     POOL_LABEL,
@@ -170,7 +172,7 @@ def compose_status(  # noqa: PLR0913  the status combines these inputs
     if observation.contested:
         message = f"{'; '.join(observation.contested)}: changed again after each repair. {_CONTESTED_FIX}"
         conditions.append(ConditionUpdate("ChildrenInSync", FALSE, "RepairsUndone", message))
-    counts = [(each or {}).get("status", {}) for each in (observation.workload, observation.replaced_workload)]
+    workloads = [each or {} for each in (observation.workload, observation.replaced_workload)]
     return SpecDecodeDeploymentStatus(
         observed_generation=parent.generation,
         conditions=stamp(conditions, parent.status.conditions, parent.generation, now),
@@ -186,10 +188,25 @@ def compose_status(  # noqa: PLR0913  the status combines these inputs
         captures=list(parent.status.captures if schedules is None else schedules),
         ready=f"{seen.counts.ready}/{_wanted_engines(parent)}",
         kept=parent.status.kept,
-        replicas=sum(each.get("replicas", 0) for each in counts),
-        ready_replicas=sum(each.get("readyReplicas", 0) for each in counts),
+        replicas=sum(map(_pods, workloads)),
+        ready_replicas=sum(each.get("status", {}).get("readyReplicas", 0) for each in workloads),
         selector=_selector(parent, desired.outcome),
     )
+
+
+def _pods(workload: Body) -> int:
+    """Return the number of pods of a workload that exist or are being created.
+
+    Counting only those that exist would change the status of each object again as soon as its workload is created.
+    """
+    status = workload.get("status", {})
+    pods = [status.get("replicas", 0)]
+    if workload.get("kind") == DEPLOYMENT.kind:
+        if status.get("observedGeneration", 0) < workload["metadata"].get("generation", 0):
+            pods.append(workload["spec"].get("replicas", 1))
+        else:  # Counts pods that its ReplicaSets are about to create.
+            pods.append(status.get("availableReplicas", 0) + status.get("unavailableReplicas", 0))
+    return max(pods)
 
 
 def _selector(parent: ParsedDeployment, outcome: Outcome) -> str:

@@ -22,7 +22,7 @@ from specdecode_operator.api.deployment import (
     ScheduleStatus,
     SpecDecodeDeploymentSpec,
 )
-from specdecode_operator.api.deployment_status import SpecDecodeDeploymentStatus, TrainedDraftStatus
+from specdecode_operator.api.deployment_status import TrainedDraftStatus
 from specdecode_operator.api.speculation import Speculation
 from specdecode_operator.capture.borrowing import lending_to
 from specdecode_operator.capture.golden_gate import GateObjects, gate_state, gate_writes
@@ -488,20 +488,8 @@ class Record:
     """Content of the ConfigMap with the last good workload, in case that is deleted."""
     last_good_digests: dict[str, str] = field(default_factory=dict)
     """Digests of that ConfigMap. Computing them at each reconcile would take a millisecond."""
-    status_due_s: float | None = None
-    """Unix time at which to write a status that differs only in its number of pods; None if the status is written."""
     last_good_due: bool = True
     """Whether a workload may have become ready or failed since the last check."""
-
-    def defers(self, written: SpecDecodeDeploymentStatus, status: SpecDecodeDeploymentStatus, now_s: float) -> bool:
-        """Return whether to write a status later, because only its number of pods changed."""
-        due_s, self.status_due_s = self.status_due_s, None
-        if status == written or status.model_copy(update={"replicas": written.replicas}) != written:
-            return False
-        due_s = due_s or now_s + _REPLICAS_REST_S
-        if 0 < due_s - now_s <= _REPLICAS_REST_S:  # The API server's clock may step back.
-            self.status_due_s = due_s
-        return self.status_due_s is not None
 
     def update_waits_s(self, update: Update | None, now_s: float) -> float:
         """Return the time since the last progress of an update."""
@@ -513,9 +501,6 @@ class Record:
 
 _FIGURES_REST_S = 60.0
 """Minimum interval between writes of observed figures."""
-
-_REPLICAS_REST_S: Final = 10.0
-"""Delay of a write of a new number of pods, because another change of the status usually follows."""
 
 
 class Reconciler:
@@ -618,11 +603,8 @@ class Reconciler:
         if exists and seen is not None:
             await start_trainings(record.children, parent, seen, refreshes)
         requeue, now = requeue_for(parent, desired, observation, schedules or ()), self._cache.parent(key)
-        due_s = [each for each in (requeue.due_at_s, record.status_due_s) if each is not None]
-        requeue = replace(
-            requeue, is_due=now is not None and needs_another(body, now), due_at_s=min(due_s, default=None)
-        )
-        if requeue.follows_engines and not requeue.is_due and offers is None and record.status_due_s is None:
+        requeue = replace(requeue, is_due=now is not None and needs_another(body, now))
+        if requeue.follows_engines and not requeue.is_due and offers is None:
             self._settle(parent, desired, observation, requeue, is_unchanged=now is body)
         return requeue
 
@@ -1055,8 +1037,7 @@ class Reconciler:
         status = compose_status(parent, desired, observation, now, schedules, policy=policy, trained_draft=trained)
         proofs = {**self._proofs(parent), **children.proofs()}
         status = status.model_copy(update={"kept": kept_entries(proofs)})
-        is_deferred = record.defers(parent.status, status, now.timestamp())
-        if (status == parent.status or is_deferred) and not parent.times_ahead:
+        if status == parent.status and not parent.times_ahead:
             return True
         if not await children.write_status(status):
             self._forget(parent.key)

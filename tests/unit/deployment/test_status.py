@@ -68,6 +68,28 @@ def test_ready_field_is_available_out_of_requested_engines(
     assert compose_status(owner, desired_state(owner), Observation(SERVING), NOW).ready == ready
 
 
+@pytest.mark.parametrize(
+    ("kind", "observed", "counts", "replicas"),
+    [
+        ("Deployment", 1, {"replicas": 0}, 3),
+        ("Deployment", 2, {"replicas": 0, "unavailableReplicas": 3}, 3),
+        ("Deployment", 2, {"replicas": 4, "availableReplicas": 1, "unavailableReplicas": 3}, 4),
+        ("Deployment", 2, {"replicas": 3, "availableReplicas": 3}, 3),
+        ("Deployment", 2, {}, 0),
+        ("LeaderWorkerSet", 1, {"replicas": 2}, 2),
+    ],
+    ids=["not observed", "not created", "rollout", "serving", "none", "LeaderWorkerSet"],
+)
+def test_replicas_include_pods_that_are_about_to_be_created(
+    kind: str, observed: int, counts: dict[str, int], replicas: int
+) -> None:
+    owner = parse_deployment(parent(tiny_cpu(replicas=3)))
+    status = {"observedGeneration": observed, **counts}
+    workload = {"kind": kind, "metadata": {"name": "llama", "generation": 2}, "spec": {"replicas": 3}, "status": status}
+    found = compose_status(owner, desired_state(owner), Observation(workload), NOW)
+    assert (found.replicas, found.ready_replicas) == (replicas, 0)
+
+
 def test_ready_field_is_zero_before_the_first_engine() -> None:
     _, status, _ = decide(parent(tiny_cpu(replicas=3)))
     assert status.ready == "0/3"

@@ -3,7 +3,6 @@
 import copy
 import json
 import time
-from datetime import UTC, datetime
 from typing import Any
 from unittest.mock import AsyncMock, Mock
 
@@ -35,7 +34,6 @@ from specdecode_operator.handlers.mounted_files import CalibrationFile
 from specdecode_operator.vllm.engine_metrics import Reading, Unreachable
 from tests.support.api_server import ApiServer
 from tests.support.captures import capture
-from tests.support.driven_clock import DrivenServerTime
 from tests.support.engine_work import LOOK_S, Working
 from tests.support.model_caches import CACHE, DRAFT, TARGET, cached
 from tests.support.model_caches import pod as downloaded_by
@@ -69,30 +67,6 @@ class TestSteps:
         assert await world.look() == []
         await world.reconciler.reconcile(parse_deployment(world.object).key)
         assert world.api.requests == [], "of what is there nothing is asked either"
-
-    async def test_new_number_of_pods_is_written_with_the_next_change_or_after_a_delay(self, world: World) -> None:
-        world.clock = clock = DrivenServerTime(datetime(2026, 11, 21, tzinfo=UTC))
-        world.begin()
-        world.add(tiny_cpu())
-        await world.look()
-        world.api.change(DEPLOYMENT, "llama", status={"observedGeneration": 9, "replicas": 1, "updatedReplicas": 1})
-        world.see()
-        world.api.requests.clear()
-        requeue = await world.reconciler.reconcile(Key("team", "llama"))
-        assert (world.api.writes(), requeue.due_at_s) == ([], clock.now().timestamp() + 10)
-        clock.advance(9)
-        assert await world.look() == []
-        clock.advance(1)
-        assert await world.look() == [STATUS]
-        assert world.object["status"]["replicas"] == 1
-        world.api.change(DEPLOYMENT, "llama", status={"observedGeneration": 9, "replicas": 2, "updatedReplicas": 2})
-        assert await world.look() == []
-        world.start_engines()
-        world.serve()
-        assert STATUS in await world.look()
-        assert world.object["status"]["replicas"] == 1
-        world.see()
-        assert (await world.reconciler.reconcile(Key("team", "llama"))).due_at_s is None
 
     async def test_drift_event_includes_changes_made_before_the_repair(self, world: World) -> None:
         world.add(tiny_cpu())
