@@ -47,6 +47,7 @@ from specdecode_operator.cluster.resources import (
     POD,
     RECORDER_NAME,
     SHARED_CONFIG_MAPS,
+    SPECDECODE_DEPLOYMENT,
     WATCHED,
 )
 from specdecode_operator.deployment.live_recorder import is_recorder
@@ -390,7 +391,8 @@ class OperatorState:
         served = {key.namespace for key in self.cache.parents(deployment.KIND)}
         for namespace in self.cache.namespaces_with(RECORDER_NAME) - served:
             # As for its last object, which was deleted while no operator ran.
-            self.queue.add_calmly(Key(namespace, RECORDER_NAME))
+            if self.relist.has_listed(SPECDECODE_DEPLOYMENT, namespace):
+                self.queue.add_calmly(Key(namespace, RECORDER_NAME))
 
     def _beat(self) -> None:
         """Record that the event loop is running."""

@@ -67,6 +67,7 @@ class Relist:
         self._cache, self._nodes, self._ask = cache, nodes, ask
         self._is_clusterwide = not namespaces
         self._lists = Lists(cache, namespaces, ask)
+        self.has_listed = self._lists.has_listed
         self.watched: set[str] = set()
         """Kinds whose watch has delivered an object. Other kinds are listed: kopf may miss a CRD that is created after
         its start, if the API server announces the CRD before serving it."""
@@ -200,6 +201,10 @@ class Lists:
         self._skipped: set[tuple[Resource, str | None]] = set()
         self._listed: set[tuple[Resource, str | None]] = set()
         """Kinds and places that were listed before, so that most of their objects are known."""
+
+    def has_listed(self, resource: Resource, namespace: str) -> bool:
+        """Return whether the objects of a kind in a namespace have been listed, so that the cache has all of them."""
+        return not self._listed.isdisjoint({(resource, namespace), (resource, None)})
 
     async def update(self, cluster: Cluster, resource: Resource) -> None:
         """List a kind; report parents that changed or were deleted, or the existing owners of such children and pods.
