@@ -161,6 +161,8 @@ class OperatorState:
         self._tasks: list[asyncio.Task[None]] = []
         self.settled = set[Key]()
         """Objects that an earlier process has settled, and that this one has not reconciled."""
+        self._inputs: object = None
+        """Inputs that no watch reports, when all deployments were last queued for a change of them."""
         self._last_beat_s = 0.0
         self._next_beat: asyncio.TimerHandle | None = None
         self._connections = AsyncExitStack()
@@ -329,7 +331,6 @@ class OperatorState:
         if self.namespaces:  # Otherwise `_resync` has read the claims while waiting.
             await claims.look()
         if snapshot is not None:
-            await self.settings.facts.look()
             self.settled = await snapshot.settled(self.cache.parents(deployment.KIND))
             for key in self.settled:
                 self.turns.looked(key, Requeue())
@@ -346,7 +347,9 @@ class OperatorState:
             await self.queue.run(work, partial(self._needs_reconcile, reconcilers.deployments))
         finally:
             if snapshot is not None:
-                settled = {*self.settled, *reconcilers.deployments.settled()}
+                # If an input has changed since the last round, some decisions have not used it.
+                is_current = self._inputs == self._unwatched_inputs()
+                settled = {*self.settled, *reconcilers.deployments.settled()} if is_current else set()
                 await snapshot.keep([key for key in settled if not self.queue.is_pending(key)])
 
     async def _reconcile(self, claims: Claims, reconcilers: Reconcilers, key: Key) -> None:
@@ -399,16 +402,19 @@ class OperatorState:
         self._last_beat_s = time.monotonic()
         self._next_beat = asyncio.get_running_loop().call_later(_BEAT_S, self._beat)
 
+    async def _read_files(self) -> None:
+        await self.settings.facts.look()
+        self.settings.calibration.read()
+
+    def _unwatched_inputs(self) -> object:
+        """Return the inputs of decisions that no watch reports, as they were last read."""
+        return self.settings.calibration.known, self.settings.facts.known, self.cache.optional_kinds
+
     async def _resync(self, cluster: Cluster, claims: Claims) -> None:
         """Resync all objects in one task, because kopf's timers and daemons would add finalizers."""
-        facts, calibration, loop = self.settings.facts, self.settings.calibration, asyncio.get_running_loop()
-
-        async def shared() -> object:
-            """Return the inputs of decisions that no watch reports."""
-            await facts.look()
-            return calibration.read(), facts.known, self.cache.optional_kinds
-
-        before = await shared()
+        loop = asyncio.get_running_loop()
+        await self._read_files()
+        self._inputs = self._unwatched_inputs()
         for round_ in itertools.count():
             await asyncio.sleep(RESYNC_S)
             if self._leads or not self.namespaces:
@@ -417,10 +423,10 @@ class OperatorState:
                 await self.relist.in_round(round_, cluster)
             except ClusterError as error:
                 _logger.warning("listing failed, will retry: %s", error)
-            now = await shared()
-            if before != now:
+            await self._read_files()
+            if self._inputs != (now := self._unwatched_inputs()):
                 self.add_all()
-            before = now
+            self._inputs = now
             # Spread over the round, so that other changes need not wait for all of these objects.
             keys = self.turns.next(self.cache.parents(), self.time.now().timestamp()) if self._leads else []
             for number, key in enumerate(keys):
