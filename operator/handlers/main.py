@@ -380,8 +380,7 @@ class OperatorState:
         """Return whether an object must be reconciled in its turn; polling is enough for settled objects."""
         if key.kind != deployment.KIND:
             return True
-        with self.metrics.measured(key):
-            requeue = await reconciler.look(key)
+        requeue = await self.metrics.measured_poll(reconciler.look(key))
         if requeue is not None:
             self.turns.looked(key, requeue)
         return requeue is None
