@@ -619,7 +619,7 @@ async def _rights(cluster: ClusterView, deployments: Reading[Sequence[Body]]) ->
             attributes = {"verb": verb, "group": group, "resource": plural, "subresource": subresource}
             attributes["namespace"] = space
             if right.names:
-                attributes["name"] = name if right.names == (RELEASE,) else right.names[0]
+                attributes["name"] = right.names[0].replace(RELEASE, name)
             spec = {
                 "user": f"system:serviceaccount:{own}:{account}",
                 "groups": ["system:serviceaccounts", f"system:serviceaccounts:{own}", "system:authenticated"],

@@ -41,6 +41,9 @@ Server-side apply needs create and patch. Objects that a changed spec no longer 
 RELEASE: Final = "specdecode-operator"
 """Default name of the installation; the chart replaces it with the name of its release."""
 
+SNAPSHOT_SUFFIX: Final = "-snapshot"
+"""Suffix of the ConfigMap with the snapshot, after the name of the Lease."""
+
 OPERATOR_RIGHTS: Final = (
     Right("specdecodedeployments.specdecode.io", ("list", "watch"), "read SpecDecodeDeployments"),
     Right("specdecodedeployments.specdecode.io/status", ("patch",), "write conditions, the plan and observations"),
@@ -60,8 +63,8 @@ OPERATOR_RIGHTS: Final = (
     Right(
         "configmaps",
         _CHILD,
-        "store plans, last good templates, model facts, the recorder, the input of captures and a snapshot for the next"
-        " start; read the dataset of a capture or a training",
+        "store plans, last good templates, model facts, the recorder and the input of captures; read the dataset of a"
+        " capture or a training",
     ),
     Right("services", _CHILD[:-1], "create the Service of the engines; Kubernetes deletes it with its owner"),
     Right("deployments.apps", _CHILD, "run engines"),
@@ -121,6 +124,13 @@ OPERATOR_RIGHTS: Final = (
         "take and renew the Lease for leader election",
         Scope.OWN,
         (RELEASE,),
+    ),
+    Right(
+        "configmaps",
+        ("get", "create", "patch"),
+        "store a snapshot for the next start; server-side apply needs `create` only for that name",
+        Scope.OWN,
+        (f"{RELEASE}{SNAPSHOT_SUFFIX}",),
     ),
     Right(
         "leases.coordination.k8s.io", ("get", "patch"), "claim the namespace for this operator", Scope.NAMED, (SERVES,)

@@ -9,7 +9,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -326,15 +326,20 @@ class Claims:
         """Return whether this operator reconciles objects of a namespace."""
         return namespace not in self._others
 
-    async def look(self) -> None:
-        """Renew the claims, or read the claims of other operators; keep the last result if they cannot be read."""
+    async def look(self) -> Collection[str]:
+        """Renew the claims, or read the claims of other operators; keep the last result if they cannot be read.
+
+        Returns the namespaces that this operator serves now and did not serve before, or the other way round.
+        """
         others = await (self._claim() if self._candidates else self._claimed_by_others())
         for namespace, holder in others.items():
             if self._others.get(namespace) != holder:
                 _logger.warning("namespace %s is skipped: %s serves it (lease %s)", namespace, holder, SERVES)
         for namespace in self._others.keys() - others.keys():
             _logger.info("namespace %s is now served", namespace)
+        changed = self._others.keys() ^ others.keys()
         self._others = others
+        return changed
 
     async def release(self) -> None:
         """Release the claims, within 2 s, so that another operator need not wait until they expire."""

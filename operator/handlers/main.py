@@ -14,7 +14,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
@@ -47,6 +47,7 @@ from specdecode_operator.cluster.resources import (
     POD,
     RECORDER_NAME,
     SHARED_CONFIG_MAPS,
+    SPECDECODE_DEPLOYMENT,
     WATCHED,
 )
 from specdecode_operator.deployment.live_recorder import is_recorder
@@ -55,7 +56,7 @@ from specdecode_operator.handlers.admission_findings import Terms
 from specdecode_operator.handlers.http_server import BoundedHandler, BoundedServer
 from specdecode_operator.handlers.leadership import Claims, LeaderCollector, Leadership, end_at_once, holding
 from specdecode_operator.handlers.metrics import AdmissionCollector, OperatorMetrics, serve_metrics
-from specdecode_operator.handlers.queue import Work, WorkQueue
+from specdecode_operator.handlers.queue import WorkQueue
 from specdecode_operator.handlers.reconcile_capture import CaptureReconciler
 from specdecode_operator.handlers.reconcile_deployment import Reconciler
 from specdecode_operator.handlers.reconcile_job import Servings, Shared
@@ -104,6 +105,37 @@ class OperatorStuckError(Exception):
     """The operator hangs and must be restarted."""
 
 
+class Reconcilers:
+    """The reconcilers of all kinds."""
+
+    def __init__(
+        self, cluster: Cluster, cache: Cache, probe: EngineProbe, metrics: OperatorMetrics, settings: Settings
+    ) -> None:
+        self._cache = cache
+        self.deployments = Reconciler(cluster, cache, probe, metrics, settings)
+        shared = Shared(cluster, cache, self.deployments, metrics, settings, Servings(cache))
+        self._captures, self._trainings = CaptureReconciler(shared), TrainingReconciler(shared)
+
+    async def reconcile(self, key: Key) -> Requeue:
+        """Reconcile an object; return when to requeue it."""
+        if key.kind == deployment.KIND:
+            return await self.deployments.reconcile(key)
+        await (self._trainings if key.kind == training.KIND else self._captures).reconcile(key)
+        body = self._cache.parent(key)
+        if body is None:
+            return Requeue(is_close=False)
+        if key.kind == training.KIND:
+            return training_attention(read_training(body))
+        return capture_attention(read_capture(body))
+
+    def forget(self, key: Key) -> None:
+        """Drop the in-memory state of an object."""
+        if key.kind == deployment.KIND:
+            self.deployments.forget(key)
+        else:
+            (self._trainings if key.kind == training.KIND else self._captures).forget(key)
+
+
 class OperatorState:
     """Holds the cache, the queue and the connections of one process."""
 
@@ -129,6 +161,8 @@ class OperatorState:
         self._tasks: list[asyncio.Task[None]] = []
         self.settled = set[Key]()
         """Objects that an earlier process has settled, and that this one has not reconciled."""
+        self._inputs: object = None
+        """Inputs that no watch reports, when all deployments were last queued for a change of them."""
         self._last_beat_s = 0.0
         self._next_beat: asyncio.TimerHandle | None = None
         self._connections = AsyncExitStack()
@@ -157,41 +191,11 @@ class OperatorState:
             await claims.look()
         await self.relist.everything(cluster)
         settings = replace(self.settings, operator_image=await own_image(cluster))
-        reconciler = Reconciler(cluster, self.cache, probe, self.metrics, settings)
+        reconcilers = Reconcilers(cluster, self.cache, probe, self.metrics, settings)
         snapshot = Snapshot(cluster, settings.lease, self.cache, settings) if settings.lease else None
-        shared = Shared(cluster, self.cache, reconciler, self.metrics, settings, Servings(self.cache))
-        captures, trainings = CaptureReconciler(shared), TrainingReconciler(shared)
-
-        async def reconcile(key: Key) -> None:
-            self.settled.discard(key)
-            if not claims.serves(key.namespace):
-                self.turns.forget(key)  # Otherwise it would stay first in the resync order.
-                return
-            await settings.facts.look()
-            requeue = Requeue()
-            try:
-                with self.metrics.measured(key):
-                    if key.kind == deployment.KIND:
-                        requeue = await reconciler.reconcile(key)
-                    elif key.kind == training.KIND:
-                        await trainings.reconcile(key)
-                        body = self.cache.parent(key)
-                        requeue = Requeue(is_close=False) if body is None else training_attention(read_training(body))
-                    else:
-                        await captures.reconcile(key)
-                        body = self.cache.parent(key)
-                        requeue = Requeue(is_close=False) if body is None else capture_attention(read_capture(body))
-            finally:  # Also after a failure: the object would stay first in the resync order and block others.
-                if self.cache.parent(key) is None:
-                    self.turns.forget(key)
-                else:
-                    self.turns.looked(key, requeue)
-            if requeue.is_due:
-                self.queue.add_soon(key)
-
         self._beat()
         self._tasks = [
-            asyncio.create_task(self._work(claims, reconciler, snapshot, reconcile)),
+            asyncio.create_task(self._work(claims, reconcilers, snapshot)),
             asyncio.create_task(self._resync(cluster, claims)),
         ]
 
@@ -308,6 +312,12 @@ class OperatorState:
             if namespace in (None, key.namespace):
                 self.queue.add_calmly(key)
 
+    def _add_namespaces(self, namespaces: Collection[str]) -> None:
+        """Queue all objects of namespaces that came to this operator or went to another one."""
+        for key in self.cache.parents() if namespaces else ():
+            if key.namespace in namespaces:
+                self.queue.add_calmly(key)
+
     def add_related(self, key: Key, ask: Callable[[Key], None]) -> None:
         """Queue a SpecDecodeDeployment, its captures and its trainings, because they wait for each other."""
         self.add_runs(key, ask)
@@ -328,7 +338,7 @@ class OperatorState:
             if body is not None and not borrows(body.get("spec") or {}) and not has_ended(body):
                 self.queue.add_calmly(key)
 
-    async def _work(self, claims: Claims, reconciler: Reconciler, snapshot: Snapshot | None, work: Work) -> None:
+    async def _work(self, claims: Claims, reconcilers: Reconcilers, snapshot: Snapshot | None) -> None:
         """Process the queue when this replica leads: first objects with a changed spec, then the rest."""
         if self._leadership is not None:
             await self._leadership.led()
@@ -337,7 +347,6 @@ class OperatorState:
         if self.namespaces:  # Otherwise `_resync` has read the claims while waiting.
             await claims.look()
         if snapshot is not None:
-            await self.settings.facts.look()
             self.settled = await snapshot.settled(self.cache.parents(deployment.KIND))
             for key in self.settled:
                 self.turns.looked(key, Requeue())
@@ -350,18 +359,44 @@ class OperatorState:
         else:  # Reconciling the unchanged objects at once would delay the changed ones.
             asyncio.get_running_loop().call_later(_SETTLED_AFTER_S, self._add_everything)
         try:
-            await self.queue.run(work, partial(self._needs_reconcile, reconciler))
+            work = partial(self._reconcile, claims, reconcilers)
+            await self.queue.run(work, partial(self._needs_reconcile, reconcilers.deployments))
         finally:
             if snapshot is not None:
-                settled = {*self.settled, *reconciler.settled()}
+                # If an input has changed since the last round, some decisions have not used it.
+                is_current = self._inputs == self._unwatched_inputs()
+                settled = {*self.settled, *reconcilers.deployments.settled()} if is_current else set()
                 await snapshot.keep([key for key in settled if not self.queue.is_pending(key)])
+
+    async def _reconcile(self, claims: Claims, reconcilers: Reconcilers, key: Key) -> None:
+        """Reconcile an object, or drop its state if another operator serves its namespace."""
+        self.settled.discard(key)
+        if not claims.serves(key.namespace):
+            reconcilers.forget(key)
+            self._end_turn(key, Requeue(is_close=False))
+            return
+        await self.settings.facts.look()
+        requeue = Requeue()
+        try:
+            with self.metrics.measured(key):
+                requeue = await reconcilers.reconcile(key)
+        finally:  # Also after a failure: the object would stay first in the resync order and block others.
+            self._end_turn(key, requeue)
+        if requeue.is_due:
+            self.queue.add_soon(key)
+
+    def _end_turn(self, key: Key, requeue: Requeue) -> None:
+        """Put an object into the resync order again, unless it was deleted."""
+        if self.cache.parent(key) is None:
+            self.turns.forget(key)
+        else:
+            self.turns.looked(key, requeue)
 
     async def _needs_reconcile(self, reconciler: Reconciler, key: Key) -> bool:
         """Return whether an object must be reconciled in its turn; polling is enough for settled objects."""
         if key.kind != deployment.KIND:
             return True
-        with self.metrics.measured(key):
-            requeue = await reconciler.look(key)
+        requeue = await self.metrics.measured_poll(reconciler.look(key))
         if requeue is not None:
             self.turns.looked(key, requeue)
         return requeue is None
@@ -374,35 +409,39 @@ class OperatorState:
         served = {key.namespace for key in self.cache.parents(deployment.KIND)}
         for namespace in self.cache.namespaces_with(RECORDER_NAME) - served:
             # As for its last object, which was deleted while no operator ran.
-            self.queue.add_calmly(Key(namespace, RECORDER_NAME))
+            if self.relist.has_listed(SPECDECODE_DEPLOYMENT, namespace):
+                self.queue.add_calmly(Key(namespace, RECORDER_NAME))
 
     def _beat(self) -> None:
         """Record that the event loop is running."""
         self._last_beat_s = time.monotonic()
         self._next_beat = asyncio.get_running_loop().call_later(_BEAT_S, self._beat)
 
+    async def _read_files(self) -> None:
+        await self.settings.facts.look()
+        self.settings.calibration.read()
+
+    def _unwatched_inputs(self) -> object:
+        """Return the inputs of decisions that no watch reports, as they were last read."""
+        return self.settings.calibration.known, self.settings.facts.known, self.cache.optional_kinds
+
     async def _resync(self, cluster: Cluster, claims: Claims) -> None:
         """Resync all objects in one task, because kopf's timers and daemons would add finalizers."""
-        facts, calibration, loop = self.settings.facts, self.settings.calibration, asyncio.get_running_loop()
-
-        async def shared() -> object:
-            """Return the inputs of decisions that no watch reports."""
-            await facts.look()
-            return calibration.read(), facts.known, self.cache.optional_kinds
-
-        before = await shared()
+        loop = asyncio.get_running_loop()
+        await self._read_files()
+        self._inputs = self._unwatched_inputs()
         for round_ in itertools.count():
             await asyncio.sleep(RESYNC_S)
             if self._leads or not self.namespaces:
-                await claims.look()
+                self._add_namespaces(await claims.look())
             try:
                 await self.relist.in_round(round_, cluster)
             except ClusterError as error:
                 _logger.warning("listing failed, will retry: %s", error)
-            now = await shared()
-            if before != now:
+            await self._read_files()
+            if self._inputs != (now := self._unwatched_inputs()):
                 self.add_all()
-            before = now
+            self._inputs = now
             # Spread over the round, so that other changes need not wait for all of these objects.
             keys = self.turns.next(self.cache.parents(), self.time.now().timestamp()) if self._leads else []
             for number, key in enumerate(keys):

@@ -3,11 +3,11 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from itertools import product
-from typing import Final
+from typing import Final, TypeVar
 
 import prometheus_client
 from prometheus_client import CollectorRegistry
@@ -79,6 +79,8 @@ _logger = logging.getLogger(__name__)
 
 _RECONCILE_BUCKETS_S: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 
+_Polled = TypeVar("_Polled")
+
 
 class OperatorMetrics(Collector):
     """Metrics of objects and reconciles.
@@ -121,6 +123,16 @@ class OperatorMetrics(Collector):
         )
         for labels in product((deployment.KIND, capture.KIND, training.KIND), ("done", "failed")):
             self._seconds.labels(*labels)
+        self._poll_seconds = prometheus_client.Histogram(
+            "specdecode_poll_duration_seconds",
+            "Duration of one check whether a SpecDecodeDeployment must be reconciled in its turn, which polls the"
+            " engines of a settled one.",
+            ["outcome"],
+            buckets=_RECONCILE_BUCKETS_S,
+            registry=None,
+        )
+        for poll_outcome in ("unchanged", "changed", "failed"):
+            self._poll_seconds.labels(poll_outcome)
 
     def set_residual(self, key: Key, residual: BudgetResidual | None) -> None:
         """Store the residual of one deployment; None removes it."""
@@ -166,6 +178,19 @@ class OperatorMetrics(Collector):
                 if self._told_from_s is not None and took_s >= self._told_from_s:
                     _logger.info("%s", told(key, outcome, took_s, waits))
 
+    async def measured_poll(self, poll: Awaitable[_Polled | None]) -> _Polled | None:
+        """Measure a poll and return its result, which is None if a reconcile must follow."""
+        started_s, outcome = time.perf_counter(), "unchanged"
+        try:
+            result = await poll
+            outcome = "changed" if result is None else outcome
+        except Exception:
+            outcome = "failed"
+            raise
+        finally:
+            self._poll_seconds.labels(outcome).observe(time.perf_counter() - started_s)
+        return result
+
     def collect(self) -> Iterator[Metric]:
         """Yield the samples of one scrape."""
         # Residuals by kind of engine, because errors of estimates depend on device, vLLM version, runner and TP size.
@@ -183,7 +208,7 @@ class OperatorMetrics(Collector):
             residuals.add_metric(kind, value)
         yield residuals
         yield from self._load_metrics()
-        for counter in (self._ended, self._trainings_ended, self._decisions, self._seconds):
+        for counter in (self._ended, self._trainings_ended, self._decisions, self._seconds, self._poll_seconds):
             yield from counter.collect()
         captures = GaugeMetricFamily("specdecode_captures", "SpecDecodeCaptures by phase.", labels=("phase",))
         phases = Counter(status.get("phase") for status in self._statuses(capture.KIND))

@@ -40,6 +40,11 @@ class CalibrationFile:
         """Last content or error, so that each is logged once."""
         self._calibration = UNCALIBRATED
 
+    @property
+    def known(self) -> Calibration:
+        """Content of the last read."""
+        return self._calibration
+
     def read(self) -> Calibration:
         """Return the content; empty without a file, and the last valid content if the file is invalid."""
         if self._path is None:

@@ -159,7 +159,7 @@ class WorkQueue:
         self._cancel_retry(key)
 
     def is_pending(self, key: Key) -> bool:
-        """Return whether work on a key waits, runs, or is to be repeated."""
+        """Return whether work on a key waits, runs, was cancelled, or is to be repeated."""
         return any(key in each for each in (self._waiting, self._running, self._again, self._after_rest, self._retries))
 
     def longest_wait_s(self) -> float:
@@ -172,7 +172,7 @@ class WorkQueue:
         return time.monotonic() - self._last_done_s
 
     async def run(self, work: Work, check: Check | None = None) -> None:
-        """Run the workers until cancelled; keys of which no change is known are checked first."""
+        """Run the workers until cancelled, once per queue; keys of which no change is known are checked first."""
         async with asyncio.TaskGroup() as group:
             for _ in range(self._workers):
                 group.create_task(self._run_worker(work, check))
@@ -195,9 +195,9 @@ class WorkQueue:
             else:
                 self._failures.pop(key, None)
                 self._rest(key, _REST_S)
-            finally:
-                self._running.discard(key)
-                self._last_done_s = time.monotonic()
+            # A cancelled worker does not get here, so its key stays pending.
+            self._running.discard(key)
+            self._last_done_s = time.monotonic()
             if ask := self._again.pop(key, None):
                 ask(key)
             await asyncio.sleep(0)  # Otherwise keys whose work never awaits would block the event loop.

@@ -153,7 +153,7 @@ class CaptureReconciler(JobReconciler):
         """
         body = self._cache.parent(key)
         if body is None or "deletionTimestamp" in body["metadata"]:
-            self._records.pop(key, None)
+            self.forget(key)
             return
         now = self._cluster.clock.now()
         capture = read_capture(body, now)
@@ -175,6 +175,10 @@ class CaptureReconciler(JobReconciler):
         if readiness is not None:
             decision = blocked_by_cluster(capture, decision, readiness)
         await self._report(capture, decision)
+
+    def forget(self, key: Key) -> None:
+        """Drop the in-memory state of a capture that was deleted, or that another operator serves."""
+        self._records.pop(key, None)
 
     def _record(self, capture: Capture) -> Record:
         record = self._records.get(capture.key)

@@ -544,12 +544,18 @@ class Reconciler:
         """
         body = self._cache.parent(key)
         if body is None or "deletionTimestamp" in body["metadata"]:
-            self._forget(key)
+            self.forget(key)
             if not self._keys_in(key.namespace):
                 await self._shared_in(key.namespace).drop_recorder()
                 self._shared.pop(key.namespace, None)
             return Requeue(is_close=False)
         return await self._reconcile(key, body)
+
+    def forget(self, key: Key) -> None:
+        """Drop the in-memory state of an object that was deleted, or that another operator serves."""
+        self._metrics.set_residual(key, None)
+        self._metrics.set_load(key, None)
+        self._records.pop(key, None)
 
     async def _reconcile(self, key: Key, body: Body) -> Requeue:
         offers = self._offers(body)
@@ -825,11 +831,6 @@ class Reconciler:
             downloads = digests(name, next(rendered, self._believed(parent, name))["data"])
         return {**digests(MODEL_FACTS_NAME, model_facts), **downloads, **record.last_good_digests}
 
-    def _forget(self, key: Key) -> None:
-        self._metrics.set_residual(key, None)
-        self._metrics.set_load(key, None)
-        self._records.pop(key, None)
-
     async def _keep_what_was_read(self, parent: ParsedDeployment, record: Record) -> Readiness | None:
         """Store the facts that pods have read, before their Jobs are deleted; return what blocks this, or None."""
         readers = self._model_pods(parent)
@@ -1040,7 +1041,7 @@ class Reconciler:
         if status == parent.status and not parent.times_ahead:
             return True
         if not await children.write_status(status):
-            self._forget(parent.key)
+            self.forget(parent.key)
             return False
         if status.observed != parent.status.observed:
             record.figures_written_s = time.monotonic()

@@ -50,7 +50,7 @@ class TrainingReconciler(JobReconciler):
         """
         body = self._cache.parent(key)
         if body is None or "deletionTimestamp" in body["metadata"]:
-            self._children.pop(key, None)
+            self.forget(key)
             return
         now = self._cluster.clock.now()
         seen = read_training(body, now)
@@ -69,6 +69,10 @@ class TrainingReconciler(JobReconciler):
         if readiness is not None:
             decision = blocked_by_cluster(decision, readiness)
         await self._report(seen, decision)
+
+    def forget(self, key: Key) -> None:
+        """Drop the in-memory state of a training that was deleted, or that another operator serves."""
+        self._children.pop(key, None)
 
     def _children_of(self, seen: Training) -> Children:
         known = self._children.get(seen.key)

@@ -66,7 +66,8 @@ class Relist:
     ) -> None:
         self._cache, self._nodes, self._ask = cache, nodes, ask
         self._is_clusterwide = not namespaces
-        self._lists = Lists(cache, namespaces)
+        self._lists = Lists(cache, namespaces, ask)
+        self.has_listed = self._lists.has_listed
         self.watched: set[str] = set()
         """Kinds whose watch has delivered an object. Other kinds are listed: kopf may miss a CRD that is created after
         its start, if the API server announces the CRD before serving it."""
@@ -116,35 +117,39 @@ class Relist:
                 continue
             self.due.discard(resource.kind)  # Before the list, because its watch may restart meanwhile.
             try:
-                for key in await self._list(cluster, resource):
-                    self._ask(key)
+                await self._list(cluster, resource)
             except ClusterError:
                 self._put_off.add(resource.kind)
                 raise
 
-    async def _list(self, cluster: Cluster, resource: Resource) -> Iterable[Key]:
-        """List one kind; return the objects to reconcile."""
+    async def _list(self, cluster: Cluster, resource: Resource) -> None:
+        """List one kind, and queue the objects to reconcile."""
         if resource == NODE:
-            if self._nodes is not None:
-                self._cache.give_nodes(self._nodes)
-                return ()
-            nodes, version = await cluster.list(NODE)
-            before = self._cache.nodes()
-            for node in nodes:
-                self._cache.put_node(node)
-            self._cache.retain_nodes(nodes, version)
-            return self._cache.parents(deployment.KIND) if self._cache.nodes() != before else ()
+            await self._list_nodes(cluster)
+            return
         try:
-            keys = await self._lists.changes(cluster, resource)
+            await self._lists.update(cluster, resource)
         except (NotFoundError, ForbiddenError) as error:
             if resource in OPTIONAL:
                 self._cache.optional_kinds -= {resource.kind}  # It may be installed at any time.
             elif resource not in _OUR_KINDS or not isinstance(error, NotFoundError):  # Not a missing CRD
                 raise
-            return ()
-        if resource in OPTIONAL:
-            self._cache.optional_kinds |= {resource.kind}
-        return keys if resource in _OUR_KINDS else [key for key in keys if self._cache.parent(key) is not None]
+        else:
+            if resource in OPTIONAL:
+                self._cache.optional_kinds |= {resource.kind}
+
+    async def _list_nodes(self, cluster: Cluster) -> None:
+        if self._nodes is not None:
+            self._cache.give_nodes(self._nodes)
+            return
+        nodes, version = await cluster.list(NODE)
+        before = self._cache.nodes()
+        for node in nodes:
+            self._cache.put_node(node)
+        self._cache.retain_nodes(nodes, version)
+        if self._cache.nodes() != before:
+            for key in self._cache.parents(deployment.KIND):
+                self._ask(key)
 
     async def _list_devices(self, cluster: Cluster) -> None:
         """List the devices that pods can claim, if an object claims some, and queue these objects if they changed."""
@@ -185,21 +190,33 @@ class Lists:
 
     A namespace in which the operator may not list is skipped, and its cached objects stay. If this applies to all
     namespaces, the list fails.
+
+    ``ask`` is called with each object to reconcile as soon as the page with its change is in the cache, because the
+    next list leaves out known versions even if a later page of this one fails.
     """
 
-    def __init__(self, cache: Cache, namespaces: Sequence[str]) -> None:
-        self._cache = cache
+    def __init__(self, cache: Cache, namespaces: Sequence[str], ask: Callable[[Key], None]) -> None:
+        self._cache, self._ask = cache, ask
         self._places: tuple[str | None, ...] = tuple(namespaces) or (None,)
         self._skipped: set[tuple[Resource, str | None]] = set()
         self._listed: set[tuple[Resource, str | None]] = set()
         """Kinds and places that were listed before, so that most of their objects are known."""
 
-    async def changes(self, cluster: Cluster, resource: Resource) -> set[Key]:
-        """List a kind; return parents that changed or were deleted, or the owners of such children and pods."""
+    def has_listed(self, resource: Resource, namespace: str) -> bool:
+        """Return whether the objects of a kind in a namespace have been listed, so that the cache has all of them."""
+        return not self._listed.isdisjoint({(resource, namespace), (resource, None)})
+
+    async def update(self, cluster: Cluster, resource: Resource) -> None:
+        """List a kind; report parents that changed or were deleted, or the existing owners of such children and pods.
+
+        Raises
+        ------
+        ClusterError
+            If a list failed. The pages before have been stored and reported.
+        """
         cache, kind, is_ours = self._cache, resource.kind, resource in _OUR_KINDS
         knows, retain = (cache.knows_parent, cache.retain_parents) if is_ours else (cache.knows, cache.retain)
         selector = None if is_ours else OWNED_SELECTOR
-        news: set[Key] = set()
         errors: dict[str | None, ForbiddenError] = {}
         for place in self._places:
             present, versions = [], []
@@ -209,14 +226,16 @@ class Lists:
             )
             try:
                 async for page in pages:
-                    for body in page.bodies:
-                        news.update([cache.put_parent(kind, body)] if is_ours else cache.put(kind, body))
+                    news = [
+                        [cache.put_parent(kind, body)] if is_ours else cache.put(kind, body) for body in page.bodies
+                    ]
+                    self._report(resource, chain.from_iterable(news))
                     present += [*page.known, *(body["metadata"]["uid"] for body in page.bodies)]
                     versions.append(page.version)
             except ForbiddenError as error:
                 errors[place] = error
             else:
-                news.update(retain(kind, present, min(versions), place))
+                self._report(resource, retain(kind, present, min(versions), place))
                 self._skipped.discard((resource, place))
                 self._listed.add((resource, place))
         if len(errors) == len(self._places):
@@ -225,7 +244,11 @@ class Lists:
             if (resource, place) not in self._skipped:
                 self._skipped.add((resource, place))
                 _logger.warning("namespace %s is skipped: %s", place, denied)
-        return news
+
+    def _report(self, resource: Resource, keys: Iterable[Key]) -> None:
+        for key in dict.fromkeys(keys):
+            if resource in _OUR_KINDS or self._cache.parent(key) is not None:
+                self._ask(key)
 
 
 STALLED_S: Final = 120.0

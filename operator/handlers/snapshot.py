@@ -17,10 +17,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from specdecode_operator.api.base import PART_OF, PART_OF_LABEL
 from specdecode_operator.api.deployment import Key
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster, ClusterError
-from specdecode_operator.cluster.resources import CONFIG_MAP
+from specdecode_operator.cluster.resources import CONFIG_MAP, MANAGED_BY_LABEL, MANAGER
+from specdecode_operator.cluster.rights import SNAPSHOT_SUFFIX
 from specdecode_operator.handlers.leadership import LeaseName
 from specdecode_operator.handlers.settings import Settings
 from specdecode_operator.untrusted import mapping
@@ -43,6 +45,8 @@ class Snapshot:
 
     async def settled(self, keys: Iterable[Key]) -> set[Key]:
         """Return the objects that are as an earlier process has settled them."""
+        await self._settings.facts.look()
+        self._settings.calibration.read()
         try:
             body = await self._cluster.get(CONFIG_MAP, self._lease.namespace, self._name)
         except ClusterError as error:
@@ -56,7 +60,9 @@ class Snapshot:
         """Write the digests of settled objects."""
         inputs = self._inputs()
         digests = b"".join(self._digest(key, inputs) for key in islice(keys, _MOST))
-        metadata = {"namespace": self._lease.namespace, "name": self._name}
+        # The policy `operatorGuard` rejects objects without this label. The cache keeps no ConfigMap without an owner.
+        labels = {PART_OF_LABEL: PART_OF, MANAGED_BY_LABEL: MANAGER}
+        metadata = {"namespace": self._lease.namespace, "name": self._name, "labels": labels}
         data = {_ENTRY: base64.b64encode(digests).decode()}
         try:
             async with asyncio.timeout(_WRITE_S):
@@ -68,13 +74,15 @@ class Snapshot:
 
     @property
     def _name(self) -> str:
-        return f"{self._lease.name}-snapshot"
+        return f"{self._lease.name}{SNAPSHOT_SUFFIX}"
 
     def _inputs(self) -> bytes:
-        """Return a digest of what decisions about all objects read."""
+        """Return a digest of what decisions about all objects read; files as they were last read."""
         settings, cache_ = self._settings, self._cache
+        signed_by = settings.signing_key and settings.signing_key.public.id
         read = (
-            *(_program(), settings.operator_image, settings.calibration.read(), [*settings.facts.known.items()]),
+            *(_program(), settings.operator_image, settings.calibration.known, [*settings.facts.known.items()]),
+            *(signed_by, settings.prometheus),
             *(settings.host_paths, sorted(settings.pod_template), sorted(settings.token_ids.items())),
             *(settings.nodes_from, cache_.nodes(), sorted(cache_.optional_kinds), cache_.devices),
         )

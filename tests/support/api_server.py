@@ -269,7 +269,7 @@ class ApiServer:
         if live is None:
             if "uid" in patch["metadata"]:
                 raise RefusalError(409, "uid mismatch: no existing object was found")
-            self._authorize(call._replace(verb="create", subresource=""))
+            self._authorize(call._replace(verb="create", subresource=""), call.name)
             made = self.create(call.resource, with_server_fields(patch))
             self._applied[made["metadata"]["uid"]] = applied_fields(patch)
             return made

@@ -26,7 +26,7 @@ class Asked:
     @property
     def rights(self) -> set[str]:
         """What RBAC must have granted for it."""
-        created = f"create {self.permission.split()[1]}"
+        created = f"create {self.permission.partition(' ')[2]}"
         return {self.permission, created} if self.made else {self.permission}
 
     @property

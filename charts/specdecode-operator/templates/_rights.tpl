@@ -25,8 +25,8 @@
 - apiGroups: [specdecode.io]
   resources: [specdecodetrainings/status]
   verbs: [patch]
-# Store plans, last good templates, model facts, the recorder, the input of captures and a snapshot for the next start;
-# read the dataset of a capture or a training.
+# Store plans, last good templates, model facts, the recorder and the input of captures; read the dataset of a capture
+# or a training.
 - apiGroups: [""]
   resources: [configmaps]
   verbs: [get, list, watch, create, patch, delete]
@@ -108,6 +108,11 @@
   resources: [leases]
   resourceNames: [{{ include "specdecode.name" . }}]
   verbs: [get, patch]
+# Store a snapshot for the next start; server-side apply needs `create` only for that name.
+- apiGroups: [""]
+  resources: [configmaps]
+  resourceNames: [{{ include "specdecode.name" . }}-snapshot]
+  verbs: [get, create, patch]
 {{- end -}}
 
 {{- define "specdecode.rights.named" -}}

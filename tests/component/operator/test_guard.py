@@ -5,11 +5,13 @@ import re
 from collections.abc import Iterable
 from copy import deepcopy
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 import yaml
 
 from specdecode_operator.api.crd_validation import evaluator
+from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.rights import OPERATOR_RIGHTS, Scope
 from specdecode_operator.deployment.pod_security import (
     CAPABILITIES,
@@ -19,6 +21,9 @@ from specdecode_operator.deployment.pod_security import (
     SYSTEM_TAINTS,
     VOLUMES,
 )
+from specdecode_operator.handlers.leadership import LeaseName
+from specdecode_operator.handlers.settings import Settings
+from specdecode_operator.handlers.snapshot import Snapshot
 from tests.support.conditions import wait_for
 from tests.support.guard import guard, refusal
 from tests.support.kubectl import Kubectl
@@ -228,19 +233,31 @@ def test_guard_lists_equal_the_pod_template_validation_lists() -> None:
     assert lists == wanted
 
 
-def holds(policy: dict[str, Any], body: dict[str, Any]) -> bool:
-    """Whether a policy lets the operator make an object, as our own evaluator of CEL has it."""
+def holds(policy: dict[str, Any], body: dict[str, Any], old: dict[str, Any] | None = None) -> bool:
+    """Whether a policy lets the operator make or change an object, as our own evaluator of CEL has it."""
     resource = {"resource": f"{body['kind'].lower()}s"}
     given = {
         "object": body,
-        "oldObject": None,
-        "request": {"namespace": "n", "operation": "CREATE", "resource": resource},
+        "oldObject": old,
+        "request": {"namespace": "n", "operation": "UPDATE" if old else "CREATE", "resource": resource},
     }
     variables: dict[str, Any] = {}
     for each in policy["spec"]["variables"]:
         variables[each["name"]] = evaluator(None, **given, variables=variables)(each["expression"])
     evaluate = evaluator(None, **given, variables=variables)
     return all(evaluate(each["expression"]) for each in policy["spec"]["validations"])
+
+
+async def test_guard_lets_the_operator_write_its_snapshot() -> None:
+    (policy,) = [each for each in guard() if "Binding" not in each["kind"]]
+    cluster = AsyncMock()
+    await Snapshot(cluster, LeaseName("n", "operator", "pod-1", 15), Cache(), Settings()).keep([])
+    (body,) = cluster.apply.await_args.args
+    assert holds(policy, body)
+    assert holds(policy, body, body)
+    unlabelled = {**body, "metadata": {"name": "operator-snapshot"}}
+    assert not holds(policy, unlabelled)
+    assert not holds(policy, body, unlabelled), "that of somebody else"
 
 
 def test_guard_covers_all_kinds_that_the_operator_may_write() -> None:

@@ -52,6 +52,7 @@ def test_standby_operator_takes_over_when_the_leader_ends(
         is_carried_out(kubectl, "before")
         assert holder(kubectl) == "pod-1"
         assert operator.stop() == 0
+        kubectl.within(NAMESPACE).must("get", "configmap", f"{SERVICE_ACCOUNT}-snapshot")
         write(kubectl, "after")
         is_carried_out(kubectl, "after")
         assert holder(kubectl) == "pod-2"

@@ -65,6 +65,12 @@ def apply(kubectl: Kubectl, name: str, spec: object) -> None:
 def test_namespaced_operator_serves_only_its_namespace_with_minimal_rights(
     crds: Cluster, kubectl: Kubectl, operator: OperatorProcess, named: OperatorProcess
 ) -> None:
+    def may_write(name: str) -> bool:
+        own, metadata = Kubectl(crds.kubeconfig, NAMESPACE), {"name": name, "namespace": NAMESPACE}
+        body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+        answer = own("apply", "--server-side", "--filename=-", f"--as={ITS_USER}", stdin=yaml.safe_dump(body))
+        return answer.returncode == 0
+
     left = f"namespace {kubectl.namespace} is skipped"
     eventually(lambda: left in operator.tail(100_000), "the operator of the cluster sees the claim")
     apply(kubectl, "pair", pair_70b())
@@ -80,6 +86,7 @@ def test_namespaced_operator_serves_only_its_namespace_with_minimal_rights(
     assert {each.namespace for each in its} == {kubectl.namespace}, "it asks about no other, nor the cluster"
     assert [each.named for each in its if not each.allowed] == []
 
+    assert (may_write("team-specdecode-operator-snapshot"), may_write("x")) == (True, False)
     assert named.stop() == 0
     assert not kubectl.object("lease", SERVES)["spec"].get("holderIdentity")
     kubectl.must("scale", "sdd", "tiny", "--replicas=2")

@@ -15,6 +15,7 @@ from specdecode_operator.api.deployment import Key
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster, for_api_server, for_engines
 from specdecode_operator.cluster.resources import SPECDECODE_DEPLOYMENT
+from specdecode_operator.deployment.requeue import Requeue
 from specdecode_operator.handlers.main import OperatorState
 from specdecode_operator.handlers.metrics import OperatorMetrics
 from specdecode_operator.handlers.reconcile_capture import CaptureReconciler
@@ -86,14 +87,18 @@ def test_ended_capture_is_counted_once() -> None:
     assert counts == {"Succeeded": 1, "Failed": 1}, "one that was cancelled may go on"
 
 
+def counts(collector: Collector, histogram: str) -> dict[tuple[str, ...], float]:
+    """Numbers of observations by labels."""
+    return {key[1:]: value for key, value in samples(collector).items() if key[0] == f"{histogram}_count"}
+
+
 def test_reconciles_are_measured_by_outcome() -> None:
     times = OperatorMetrics(Cache())
     with times.measured(Key("team", "llama")):
         pass
     with pytest.raises(OSError, match="gone"), times.measured(Key("team", "night", capture.KIND)):
         raise OSError("gone")
-    counts = {key[1:]: value for key, value in samples(times).items() if key[0].endswith("_count")}
-    assert counts == {
+    assert counts(times, "specdecode_reconcile_duration_seconds") == {
         (deployment.KIND, "done"): 1,
         (deployment.KIND, "failed"): 0,
         (capture.KIND, "done"): 0,
@@ -101,6 +106,23 @@ def test_reconciles_are_measured_by_outcome() -> None:
         (training.KIND, "done"): 0,
         (training.KIND, "failed"): 0,
     }
+
+
+async def test_polls_are_measured_by_outcome_and_are_no_reconciles() -> None:
+    times = OperatorMetrics(Cache())
+
+    async def polled(result: Requeue | Exception | None) -> Requeue | None:
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    assert await times.measured_poll(polled(Requeue())) == Requeue()
+    for _ in range(2):
+        assert await times.measured_poll(polled(None)) is None
+    with pytest.raises(OSError, match="gone"):
+        await times.measured_poll(polled(OSError("gone")))
+    assert counts(times, "specdecode_poll_duration_seconds") == {("unchanged",): 1, ("changed",): 2, ("failed",): 1}
+    assert set(counts(times, "specdecode_reconcile_duration_seconds").values()) == {0}
 
 
 @pytest.mark.parametrize(("from_s", "lines"), [(None, 0), (0.0, 1), (3600.0, 0)])
@@ -149,6 +171,10 @@ async def test_running_operator_measures_reconciles(api: ApiServer, caplog: pyte
         state.add_all()
         looks = ("specdecode_reconcile_duration_seconds_count", deployment.KIND, "done")
         await until(lambda: samples(state.metrics)[looks] > 0, lambda: "it was looked at")
+        await until(lambda: not state.queue.is_pending(Key("team", "llama")), lambda: "nothing is left to do")
+        state.queue.add_to_check(Key("team", "llama"))
+        polls = ("specdecode_poll_duration_seconds_count", "changed")
+        await until(lambda: samples(state.metrics)[polls] == 1, lambda: "it is suspended, so no poll is enough")
     finally:
         await state.stop()
     assert re.search(r"team/llama: reconcile done in .* for [1-9]\d* calls of the API server", caplog.text)

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 
@@ -11,18 +12,25 @@ from specdecode_operator.cluster.client import ClusterError
 from specdecode_operator.cluster.resources import (
     HTTP_ROUTE,
     LEADER_WORKER_SET,
+    LEASE,
     NODE,
     OPTIONAL,
+    SPECDECODE_CAPTURE,
     SPECDECODE_DEPLOYMENT,
     WATCHED,
     Resource,
 )
+from specdecode_operator.cluster.rights import SERVES
+from specdecode_operator.deployment.autoscaler import LOAD_METRIC
+from specdecode_operator.deployment.observed.replica_load import ReplicaLoad
+from specdecode_operator.handlers import main
 from specdecode_operator.handlers.main import OperatorState, OperatorStuckError
 from tests.support.api_server import ApiServer
 from tests.support.embedded_operator import until
 from tests.support.objects import tiny_cpu
 from tests.unit.deployment.group_pods import WIDE, spec_at
 from tests.unit.handlers.resync_rounds import GROUPS, LLAMA, Rounds, add, add_node, reason
+from tests.unit.handlers.test_metrics import samples
 
 
 class TestHealth:
@@ -140,3 +148,55 @@ class TestStart:
         await state.start()
         assert sorted(key.name for key in state.cache.parents()) == names
         assert api.requests.count(f"list {SPECDECODE_DEPLOYMENT.qualified_plural}") == 3
+
+
+class TestClaims:
+    """Namespaces that another operator serves for a time."""
+
+    NAMES = ("a", "b", "c")
+
+    @pytest.fixture(autouse=True)
+    async def _begin(
+        self, api: ApiServer, state: OperatorState, looked: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def reconcile(_: Any, key: Key) -> None:
+            looked.append(key.name)
+
+        monkeypatch.setattr(main.CaptureReconciler, "reconcile", reconcile)
+        for name in self.NAMES:
+            add(api, name)
+        metadata = {"namespace": "team", "name": "demo"}
+        api.create(SPECDECODE_CAPTURE, {"metadata": metadata, "spec": {"deployment": "a"}})
+        await state.start()
+        state.metrics.set_load(Key("team", "a"), ReplicaLoad(8.0, 1.0, "measured"))
+        await until(lambda: sorted(looked) == ["a", "b", "c", "demo"], lambda: f"all are reconciled: {looked}")
+        looked.clear()
+
+    async def serve(self, api: ApiServer, state: OperatorState, rounds: Rounds) -> None:
+        """Let another operator claim the namespace."""
+        spec = {"holderIdentity": "other", "leaseDurationSeconds": 30}
+        api.create(LEASE, {"metadata": {"namespace": "team", "name": SERVES}, "spec": spec})
+        await rounds.go()
+        keys = state.cache.parents()
+        await until(lambda: not any(map(state.queue.is_pending, keys)), lambda: "the queue is empty")
+
+    async def test_state_of_objects_of_another_operator_is_dropped(
+        self, api: ApiServer, state: OperatorState, rounds: Rounds, looked: list[str]
+    ) -> None:
+        await self.serve(api, state, rounds)
+        assert looked == []
+        assert not [key for key in samples(state.metrics) if key[0] == LOAD_METRIC], "it exports no load of theirs"
+
+    async def test_objects_of_another_operator_have_few_turns(
+        self, api: ApiServer, state: OperatorState, rounds: Rounds
+    ) -> None:
+        await self.serve(api, state, rounds)
+        assert len(state.turns.next(state.cache.parents(), 0.0)) == 1
+
+    async def test_all_objects_are_reconciled_once_the_namespace_is_served_again(
+        self, api: ApiServer, state: OperatorState, rounds: Rounds, looked: list[str]
+    ) -> None:
+        await self.serve(api, state, rounds)
+        api.change(LEASE, SERVES, spec={"holderIdentity": ""})
+        await rounds.go()
+        await until(lambda: sorted(looked) == ["a", "b", "c", "demo"], lambda: f"all are reconciled: {looked}")

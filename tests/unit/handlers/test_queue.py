@@ -601,3 +601,20 @@ class TestChecks:
         assert await self.done(queue, needs_work=False) == ["check"]
         queue.add_soon(A)  # A rests after its check
         assert await self.done(queue, needs_work=False) == ["work"]
+
+
+async def test_cancelled_key_stays_pending() -> None:
+    started = asyncio.Event()
+
+    async def work(key: Key) -> None:
+        if key == A:
+            return
+        started.set()
+        await asyncio.Event().wait()
+
+    queue = WorkQueue(workers=1)
+    queue.add(A)
+    queue.add(B)
+    async with running(queue, work):
+        await started.wait()
+    assert (queue.is_pending(A), queue.is_pending(B)) == (False, True)

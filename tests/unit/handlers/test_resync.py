@@ -9,8 +9,9 @@ import kopf
 import pytest
 
 from specdecode_operator.api.deployment import KIND, Key
+from specdecode_operator.cluster import client
 from specdecode_operator.cluster.cache import Cache
-from specdecode_operator.cluster.client import Cluster, Page
+from specdecode_operator.cluster.client import Cluster, ClusterError, Page
 from specdecode_operator.cluster.manifests import child_labels
 from specdecode_operator.cluster.resources import (
     CONFIG_MAP,
@@ -24,6 +25,7 @@ from specdecode_operator.cluster.resources import (
     RESOURCE_SLICE,
     SPECDECODE_CAPTURE,
     SPECDECODE_DEPLOYMENT,
+    Resource,
 )
 from specdecode_operator.deployment.models.model_facts import CONFIG_MAP_NAME, facts_config_map
 from specdecode_operator.deployment.requeue import Requeue
@@ -256,13 +258,19 @@ def add_pod(api: ApiServer, namespace: str) -> None:
 async def test_forbidden_namespace_keeps_its_cache_and_others_are_listed(
     api: ApiServer, cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cache = Cache()
-    lists = Lists(cache, NAMESPACES)
+    cache, asked = Cache(), set[Key]()
+    lists = Lists(cache, NAMESPACES, asked.add)
+
+    async def changes(resource: Resource) -> set[Key]:
+        asked.clear()
+        await lists.update(cluster, resource)
+        return {*asked}
+
     for namespace in NAMESPACES:
         add_to(api, namespace)
         add_pod(api, namespace)
-    assert await lists.changes(cluster, SPECDECODE_DEPLOYMENT) == {Key(each, "llama") for each in NAMESPACES}
-    assert await lists.changes(cluster, POD) == {Key(each, "llama") for each in NAMESPACES}
+    assert await changes(SPECDECODE_DEPLOYMENT) == {Key(each, "llama") for each in NAMESPACES}
+    assert await changes(POD) == {Key(each, "llama") for each in NAMESPACES}
 
     api.barred = {"gone"}
     for namespace in NAMESPACES:
@@ -270,14 +278,38 @@ async def test_forbidden_namespace_keeps_its_cache_and_others_are_listed(
     add_to(api, "team", "second")
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            seen = await lists.changes(cluster, SPECDECODE_DEPLOYMENT), await lists.changes(cluster, POD)
+            seen = await changes(SPECDECODE_DEPLOYMENT), await changes(POD)
             assert seen in [({Key("team", "second")}, {Key("team", "llama")}), (set(), set())]
     assert set(cache.parents(KIND)) == {*(Key(each, "llama") for each in NAMESPACES), Key("team", "second")}
     assert [len(cache.children_of(Key(each, "llama"), POD.kind)) for each in NAMESPACES] == [0, 1]
     assert caplog.text.count("namespace gone is skipped") == 2, "once for each kind"
 
     api.barred = set()
-    assert await lists.changes(cluster, POD) == {Key("gone", "llama")}
+    assert await changes(POD) == {Key("gone", "llama")}
+
+
+async def test_pages_before_a_failure_are_reported(
+    api: ApiServer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next list leaves out their objects, because the cache has them."""
+    monkeypatch.setattr(client, "_PAGE", 2)
+    cache, asked = Cache(), list[Key]()
+    lists = Lists(cache, (), asked.append)
+    for name in "abcd":
+        add(api, name)
+    pages = f"list {SPECDECODE_DEPLOYMENT.qualified_plural}"
+
+    def fails_next() -> None:
+        api.before[pages] = lambda: api.refusals.update({pages: (500, "etcd is slow")})
+
+    api.before[pages] = fails_next
+    with pytest.raises(ClusterError):
+        await lists.update(cluster, SPECDECODE_DEPLOYMENT)
+    assert sorted(key.name for key in asked) == ["a", "b"]
+    api.before.clear()
+    api.refusals.clear()
+    await lists.update(cluster, SPECDECODE_DEPLOYMENT)
+    assert sorted(key.name for key in asked) == ["a", "b", "c", "d"], "each change once"
 
 
 async def test_object_created_between_two_pages_is_kept() -> None:
@@ -288,7 +320,7 @@ async def test_object_created_between_two_pages_is_kept() -> None:
 
     cache = Cache()
     cache.put(POD.kind, body("a", 7))
-    await Lists(cache, ()).changes(cast("Cluster", Paged()), POD)
+    await Lists(cache, (), lambda _: None).update(cast("Cluster", Paged()), POD)
     assert versions(cache, POD.kind) == ["7"]
 
 

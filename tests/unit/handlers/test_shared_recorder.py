@@ -6,13 +6,22 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.deployment import Key
-from specdecode_operator.cluster.resources import CONFIG_MAP, DEPLOYMENT, RECORDER_NAME, SERVICE, SPECDECODE_DEPLOYMENT
+from specdecode_operator.cluster.resources import (
+    CONFIG_MAP,
+    DEPLOYMENT,
+    RECORDER_NAME,
+    SERVICE,
+    SPECDECODE_CAPTURE,
+    SPECDECODE_DEPLOYMENT,
+)
 from specdecode_operator.deployment.live_recorder import recorder_config_map
 from specdecode_operator.handlers.main import OperatorState
+from specdecode_operator.handlers.settings import Settings
 from tests.support.api_server import ApiServer
 from tests.support.embedded_operator import until
 from tests.support.objects import Body, tiny_cpu
 from tests.unit.handlers.reconciler_world import World
+from tests.unit.handlers.resync_rounds import Rounds, stop
 
 WRITE = f"patch configmaps {RECORDER_NAME}"
 OBJECTS = tuple(f"llama-{number}" for number in range(16))
@@ -183,3 +192,32 @@ async def test_start_deletes_the_recorder_of_a_namespace_without_objects(api: Ap
     api.create(CONFIG_MAP, recorder_config_map("team"))
     await state.start()
     await until(lambda: RECORDER_NAME not in api.names(CONFIG_MAP), lambda: "the recorder is deleted")
+
+
+LIST = f"list {SPECDECODE_DEPLOYMENT.qualified_plural}"
+
+
+@pytest.mark.parametrize("status", [403, 404])
+async def test_start_keeps_the_recorder_of_a_namespace_whose_objects_are_unknown(
+    api: ApiServer, rounds: Rounds, status: int
+) -> None:
+    """Engines that use it may serve there."""
+    del rounds  # None begins, so the objects stay unknown.
+
+    def refuse_first() -> None:
+        api.refusals[LIST] = (status, "no")
+        api.before[LIST] = api.refusals.clear
+
+    api.create(CONFIG_MAP, recorder_config_map("team"))
+    demo = {"metadata": {"namespace": "team", "name": "demo"}, "spec": {"deployment": "llama"}}
+    api.create(SPECDECODE_CAPTURE, demo)
+    api.before[LIST] = refuse_first
+    state = OperatorState(Settings(namespaces=("team", "other")))
+    try:
+        await state.start()
+        assert api.requests.count(LIST) == {403: 2, 404: 1}[status]
+        await until(lambda: "status" in (api.find(SPECDECODE_CAPTURE, "demo") or {}), lambda: "it works")
+        await until(lambda: not state.queue.is_pending(Key("team", RECORDER_NAME)), lambda: "the queue is empty")
+    finally:
+        await stop(state)
+    assert api.names(CONFIG_MAP) == [RECORDER_NAME]

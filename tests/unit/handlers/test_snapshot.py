@@ -3,33 +3,42 @@
 import base64
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
 
+import kopf
 import pytest
 
 from specdecode_operator.api.deployment import Key
 from specdecode_operator.cluster.client import Cluster
+from specdecode_operator.cluster.observed_figures import Prometheus
 from specdecode_operator.cluster.resources import (
     CONFIG_MAP,
+    OWNED_SELECTOR,
     POD,
     SERVICE,
     SPECDECODE_CAPTURE,
     SPECDECODE_DEPLOYMENT,
 )
+from specdecode_operator.cluster.rights import RELEASE, Scope, permissions
+from specdecode_operator.deployment.attestation.keys import SigningKey
 from specdecode_operator.handlers.leadership import LeaseName
-from specdecode_operator.handlers.main import OperatorState
+from specdecode_operator.handlers.main import OperatorState, on_child
 from specdecode_operator.handlers.mounted_files import CalibrationFile
 from specdecode_operator.handlers.settings import Settings
 from specdecode_operator.handlers.snapshot import Snapshot
 from specdecode_operator.sizing.calibration import Calibration, serialize_calibration
+from tests.support.api_objects import matches
 from tests.support.api_server import ApiServer
+from tests.support.attestations import key_pair
 from tests.support.embedded_operator import until
 from tests.support.objects import tiny_cpu
 from tests.unit.deployment.test_speculation_in_force import counting
 from tests.unit.handlers.reconciler_world import World
 from tests.unit.handlers.resync_rounds import add_node, stop
+from tests.unit.handlers.test_metrics import samples
 from tests.unit.sizing.test_calibration import ENTRY
 
 LEASE = LeaseName("team", "operator", "operator-1", 15)
@@ -104,7 +113,12 @@ async def test_changed_objects_are_not_settled(
 
 @pytest.mark.parametrize(
     "settings",
-    [{"host_paths": ("/models",)}, {"pod_template": frozenset({"hostNetwork"})}],
+    [
+        {"host_paths": ("/models",)},
+        {"pod_template": frozenset({"hostNetwork"})},
+        {"prometheus": Prometheus("http://prometheus")},
+        {"signing_key": SigningKey.read(key_pair()[0])},
+    ],
     ids=lambda settings: next(iter(settings)),
 )
 async def test_other_settings_unsettle_all_objects(settled_world: World, cluster: Cluster, settings: Any) -> None:
@@ -118,6 +132,19 @@ async def test_another_calibration_unsettles_all_objects(
     await snapshot(settled_world, cluster).keep([LLAMA])
     (tmp_path / "calibration.json").write_text(serialize_calibration(Calibration((ENTRY,))))
     settled_world.calibration = CalibrationFile(tmp_path / "calibration.json")
+    assert await snapshot(settled_world, cluster).settled([LLAMA]) == set()
+
+
+async def test_unread_calibration_is_no_part_of_the_snapshot(
+    settled_world: World, cluster: Cluster, tmp_path: Path
+) -> None:
+    """It came after the last decision."""
+    file = tmp_path / "calibration.json"
+    settled_world.calibration = CalibrationFile(file)
+    last = snapshot(settled_world, cluster)
+    file.write_text(serialize_calibration(Calibration((ENTRY,))))
+    await last.keep([LLAMA])
+    settled_world.calibration = CalibrationFile(file)
     assert await snapshot(settled_world, cluster).settled([LLAMA]) == set()
 
 
@@ -135,6 +162,30 @@ async def test_missing_rights_only_cost_the_snapshot(settled_world: World, clust
     assert STORED not in api.names(CONFIG_MAP)
 
 
+async def test_rights_of_the_own_namespace_are_enough(
+    settled_world: World, cluster: Cluster, api: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{__name__}.LEASE", replace(LEASE, name=RELEASE))
+    api.granted = frozenset(permissions(Scope.OWN))
+    for _ in range(2):  # It is created, then changed.
+        await snapshot(settled_world, cluster).keep([LLAMA])
+        assert await snapshot(settled_world, cluster).settled([LLAMA]) == {LLAMA}
+
+
+async def test_watched_snapshot_is_nobodys_child(settled_world: World, cluster: Cluster, api: ApiServer) -> None:
+    """It has the label that watches select by, because the policy of the chart asks for it."""
+    await snapshot(settled_world, cluster).keep([LLAMA])
+    stored = api.find(CONFIG_MAP, STORED) or {}
+    assert matches(stored, OWNED_SELECTOR)
+    state = OperatorState()
+    state.cache.put_parent(SPECDECODE_DEPLOYMENT.kind, settled_world.object)
+    watched = kopf.Resource("", "v1", "configmaps", kind=CONFIG_MAP.kind)
+    await on_child({"type": "ADDED", "object": stored}, resource=watched, memo=state)
+    assert not state.queue.is_pending(LLAMA)
+    assert state.cache.all_children(LLAMA) == []
+    assert [each for each in await settled_world.look() if STORED in each] == []
+
+
 async def test_ten_thousand_objects_fit(settled_world: World, cluster: Cluster) -> None:
     keys = [Key("team", f"llama-{number}") for number in range(60_000)]
     await snapshot(settled_world, cluster).keep(keys)
@@ -143,21 +194,34 @@ async def test_ten_thousand_objects_fit(settled_world: World, cluster: Cluster) 
     assert len(base64.b64decode(stored)) == 8 * 50_000
 
 
-async def test_next_process_leaves_out_what_the_last_one_has_settled(world: World, engine_port: int) -> None:
+@pytest.mark.parametrize("is_changed", [False, True], ids=["same inputs", "another calibration"])
+async def test_next_process_leaves_out_what_the_last_one_has_settled(
+    world: World, engine_port: int, tmp_path: Path, *, is_changed: bool
+) -> None:
+    file = tmp_path / "calibration.json"
     world.add(tiny_cpu(serving={"maxModelLen": 1024, "port": engine_port}))
     await world.look()
     world.start_engines()
     world.serve()
-    first, second = OperatorState(Settings(lease=LEASE)), OperatorState(Settings(lease=LEASE))
+    first, second = (OperatorState(Settings(lease=LEASE, calibration=CalibrationFile(file))) for _ in range(2))
     await first.start()
     assert first.settled == set()
     for _ in range(3):  # the last one has nothing to write
         first.queue.add(LLAMA)
         await until(lambda: not first.queue.is_pending(LLAMA), lambda: "it is reconciled")
     assert "observed" in world.object["status"]
+    if is_changed:
+        file.write_text(serialize_calibration(Calibration((ENTRY,))))
+        first.settings.calibration.read()  # As a review of the webhook does; no round has queued the object since.
     await stop(first)
     second.queue.is_open = False  # as with leader election, until this process leads
     await second.start()
+    if is_changed:
+        reconciles = "specdecode_reconcile_duration_seconds_count", LLAMA.kind, "done"
+        await until(lambda: samples(second.metrics)[reconciles] > 0, lambda: "it is reconciled at the start")
+        assert second.settled == set()
+        await stop(second)
+        return
     await until(lambda: second.settled == {LLAMA}, lambda: f"settled: {second.settled}")
     second.queue.add(LLAMA)
     await until(lambda: second.settled == set(), lambda: "it is reconciled")
