@@ -200,7 +200,7 @@ def _pods(workload: Body) -> int:
     Counting only those that exist would change the status of each object again as soon as its workload is created.
     """
     status = workload.get("status", {})
-    pods = [status.get("replicas", 0)]
+    pods: list[int] = [status.get("replicas", 0)]
     if workload.get("kind") == DEPLOYMENT.kind:
         if status.get("observedGeneration", 0) < workload["metadata"].get("generation", 0):
             pods.append(workload["spec"].get("replicas", 1))
