@@ -128,6 +128,8 @@ class FactsFolder:
         self._told: frozenset[str] = frozenset()
         self._lock = threading.Lock()
         self._looked_s = -_LOOK_REST_S
+        self._reading: asyncio.Task[Mapping[str, SiteFacts]] | None = None
+        """Latest read that `look` began."""
 
     @property
     def known(self) -> Mapping[str, SiteFacts]:
@@ -135,11 +137,13 @@ class FactsFolder:
         return self._facts
 
     async def look(self) -> None:
-        """Read the folder in another thread, at most once a second."""
+        """Read the folder in another thread, at most once a second, or wait for the read that has begun."""
         now_s = time.monotonic()
         if self._folder is not None and now_s - self._looked_s >= _LOOK_REST_S:
             self._looked_s = now_s
-            await asyncio.to_thread(self.read)
+            self._reading = asyncio.create_task(asyncio.to_thread(self.read))
+        if self._reading is not None:
+            await asyncio.shield(self._reading)  # A cancelled caller does not cancel it for the others.
 
     def read(self) -> Mapping[str, SiteFacts]:
         """Read the folder; return its facts by model id without outer slashes."""

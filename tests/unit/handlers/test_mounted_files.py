@@ -1,9 +1,11 @@
 """Follow mounted facts and calibration files, and keep the last good content."""
 
+import asyncio
 import json
 import logging
 import os
 import threading
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -161,6 +163,27 @@ def test_second_thread_waits_until_all_facts_are_read(path: Path) -> None:
         second = threads.submit(folder.read)
         goes_on.set()
         assert set(first.result(60)) == set(second.result(60)) == {"site/tiny"}
+
+
+async def test_reconciles_at_a_start_wait_for_the_first_read(path: Path) -> None:
+    write_facts(path, "tiny.json", "site/tiny")
+    begun, go_on = threading.Event(), threading.Event()
+
+    def read(file: Path) -> Mapping[str, Checkpoint]:
+        begun.set()
+        assert go_on.wait(60)
+        return read_facts_file(file)
+
+    folder = FactsFolder(path, read)
+    cancelled = asyncio.create_task(folder.look())
+    await asyncio.to_thread(begun.wait, 60)
+    waiting = asyncio.create_task(folder.look())
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    await asyncio.gather(cancelled, return_exceptions=True)
+    go_on.set()
+    await waiting
+    assert "site/tiny" in folder.known
 
 
 def test_config_map_update_through_symlinks_is_followed(path: Path, folder: FactsFolder) -> None:
