@@ -278,7 +278,8 @@ def in_unicode(text: bytes) -> bytes:
 
 
 def _brackets_outside_strings(text: bytes) -> bytes:
-    """Return the brackets of JSON. Removing escapes and all other characters first is faster than finding strings."""
+    """Return the brackets of a JSON text, without those inside strings."""
+    # Removing escapes and other characters first is faster than matching each string.
     without_escapes = text.replace(rb"\\", b"").replace(rb"\"", b"")
     brackets = without_escapes.translate(None, _NO_BRACKETS_OR_QUOTES).replace(b'""', b"")
     return _BRACKETS_IN_QUOTES.sub(b"", brackets).replace(b'"', b"") if b'"' in brackets else brackets

@@ -1,6 +1,6 @@
 """Post Events in the background, in order, so that reconciles do not wait for them.
 
-Like the recorder of client-go, it drops Events if too many wait, because they are for people and may be lost.
+Like client-go's recorder, the queue drops Events when it is full; Events are best effort.
 """
 
 import asyncio
@@ -15,13 +15,13 @@ _MOST: Final = 5_000
 """Maximum number of waiting Events, each up to 2 kB. 1,000 objects post 3,000 Events while they start."""
 
 _END_S: Final = 1.0
-"""Maximum time to post the waiting Events at the end. The next leader waits meanwhile."""
+"""Maximum time to drain the queue at shutdown. The Lease is released only afterwards."""
 
 _logger = logging.getLogger(__name__)
 
 
 class EventQueue:
-    """Events that wait to be posted; ``post`` sends one, and its errors are logged."""
+    """Queue of Events to post. ``post`` sends one Event; its errors are logged."""
 
     def __init__(self, post: Callable[[Body], Awaitable[object]]) -> None:
         self._post = post
@@ -33,9 +33,9 @@ class EventQueue:
         try:
             self._waiting.put_nowait(event)
         except asyncio.QueueFull:
-            _logger.warning("%s: dropped an Event, because %d wait to be posted", _about(event), _MOST)
+            _logger.warning("%s: dropped an Event: the queue is full (%d waiting)", _about(event), _MOST)
         if self._posting is None:
-            # Without the context of the caller, because requests are counted by reconcile.
+            # Use an empty context; otherwise these requests would count towards the caller's reconcile.
             self._posting = asyncio.get_running_loop().create_task(self._run(), context=Context())
 
     async def join(self) -> None:
@@ -43,7 +43,7 @@ class EventQueue:
         await self._waiting.join()
 
     async def close(self) -> None:
-        """Post the waiting Events for a short time, then stop."""
+        """Drain the queue for up to 1 s, then stop."""
         if self._posting is None:
             return
         try:
@@ -51,7 +51,7 @@ class EventQueue:
                 await self.join()
         except TimeoutError:
             _logger.warning(
-                "dropped %d Events at the end, because the API server did not answer", self._waiting.qsize()
+                "dropped %d Events at shutdown: the API server did not respond in time", self._waiting.qsize()
             )
         self._posting.cancel()
         await asyncio.gather(self._posting, return_exceptions=True)

@@ -128,7 +128,7 @@ OPERATOR_RIGHTS: Final = (
     Right(
         "configmaps",
         ("get", "create", "patch"),
-        "store a snapshot for the next start; server-side apply needs `create` only for that name",
+        "store a snapshot for the next start; server-side apply sends the name, so `create` is limited to it",
         Scope.OWN,
         (f"{RELEASE}{SNAPSHOT_SUFFIX}",),
     ),

@@ -204,7 +204,7 @@ def _pods(workload: Body) -> int:
     if workload.get("kind") == DEPLOYMENT.kind:
         if status.get("observedGeneration", 0) < workload["metadata"].get("generation", 0):
             pods.append(workload["spec"].get("replicas", 1))
-        else:  # Counts pods that its ReplicaSets are about to create.
+        else:  # This sum includes pods that the ReplicaSets have yet to create.
             pods.append(status.get("availableReplicas", 0) + status.get("unavailableReplicas", 0))
     return max(pods)
 

@@ -329,7 +329,7 @@ class Claims:
     async def look(self) -> Collection[str]:
         """Renew the claims, or read the claims of other operators; keep the last result if they cannot be read.
 
-        Returns the namespaces that this operator serves now and did not serve before, or the other way round.
+        Returns the namespaces that this operator has started or stopped serving.
         """
         others = await (self._claim() if self._candidates else self._claimed_by_others())
         for namespace, holder in others.items():

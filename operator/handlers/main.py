@@ -162,7 +162,7 @@ class OperatorState:
         self.settled = set[Key]()
         """Objects that an earlier process has settled, and that this one has not reconciled."""
         self._inputs: object = None
-        """Inputs that no watch reports, when all deployments were last queued for a change of them."""
+        """Unwatched inputs as of the last resync round; a change queues all deployments."""
         self._last_beat_s = 0.0
         self._next_beat: asyncio.TimerHandle | None = None
         self._connections = AsyncExitStack()
@@ -280,7 +280,10 @@ class OperatorState:
         return True
 
     def child_changed(self, type_: str | None, kind: str, body: Body) -> None:
-        """Store a child or a pod, and queue what depends on it; ``type_`` is that of the event, None in a list."""
+        """Update the cache for a child or a pod, and queue the objects that depend on it.
+
+        ``type_`` is the event type, or None for a listed object.
+        """
         owners = [self.cache.drop(kind, body)] if type_ == "DELETED" else self.cache.put(kind, body)
         self.add_owners(owners, is_listed=type_ is None)
         if _may_be_shared(kind, body) and (type_ == "DELETED" or not is_recorder(body)):
@@ -313,7 +316,7 @@ class OperatorState:
                 self.queue.add_calmly(key)
 
     def _add_namespaces(self, namespaces: Collection[str]) -> None:
-        """Queue all objects of namespaces that came to this operator or went to another one."""
+        """Queue all objects in namespaces that this operator has started or stopped serving."""
         for key in self.cache.parents() if namespaces else ():
             if key.namespace in namespaces:
                 self.queue.add_calmly(key)
@@ -363,7 +366,7 @@ class OperatorState:
             await self.queue.run(work, partial(self._needs_reconcile, reconcilers.deployments))
         finally:
             if snapshot is not None:
-                # If an input has changed since the last round, some decisions have not used it.
+                # If an input changed after the last resync round, some decisions are out of date.
                 is_current = self._inputs == self._unwatched_inputs()
                 settled = {*self.settled, *reconcilers.deployments.settled()} if is_current else set()
                 await snapshot.keep([key for key in settled if not self.queue.is_pending(key)])
@@ -380,7 +383,7 @@ class OperatorState:
         try:
             with self.metrics.measured(key):
                 requeue = await reconcilers.reconcile(key)
-        finally:  # Also after a failure: the object would stay first in the resync order and block others.
+        finally:  # Also after a failure; otherwise the object would stay first in the resync order.
             self._end_turn(key, requeue)
         if requeue.is_due:
             self.queue.add_soon(key)

@@ -125,8 +125,8 @@ class OperatorMetrics(Collector):
             self._seconds.labels(*labels)
         self._poll_seconds = prometheus_client.Histogram(
             "specdecode_poll_duration_seconds",
-            "Duration of one check whether a SpecDecodeDeployment must be reconciled in its turn, which polls the"
-            " engines of a settled one.",
+            "Duration of a poll, which scrapes the engines of a settled SpecDecodeDeployment to check whether it must"
+            " be reconciled.",
             ["outcome"],
             buckets=_RECONCILE_BUCKETS_S,
             registry=None,

@@ -137,13 +137,13 @@ class FactsFolder:
         return self._facts
 
     async def look(self) -> None:
-        """Read the folder in another thread, at most once a second, or wait for the read that has begun."""
+        """Read the folder in a thread, at most once per second. If a read is in progress, wait for it."""
         now_s = time.monotonic()
         if self._folder is not None and now_s - self._looked_s >= _LOOK_REST_S:
             self._looked_s = now_s
             self._reading = asyncio.create_task(asyncio.to_thread(self.read))
         if self._reading is not None:
-            await asyncio.shield(self._reading)  # A cancelled caller does not cancel it for the others.
+            await asyncio.shield(self._reading)  # Cancelling one caller must not cancel the shared read.
 
     def read(self) -> Mapping[str, SiteFacts]:
         """Read the folder; return its facts by model id without outer slashes."""

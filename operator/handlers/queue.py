@@ -24,7 +24,7 @@ _REST_S = 0.5
 """Minimum time between reconciles of an object whose children change. A start causes ten events within 2 s."""
 
 _GATHER_S = 0.25
-"""Delay of a reconcile after the first event of a child, because more follow: a pod gets ready, then its workload."""
+"""Delay after a child's first event. More usually follow: the pod becomes ready, then its workload."""
 
 _CALM_TURN = 4
 """Every 4th turn is for a key that can wait, in a namespace without user changes."""
@@ -105,7 +105,7 @@ class WorkQueue:
         self._count(key)
 
     def add_soon(self, key: Key) -> None:
-        """Add a key whose children changed, after more events had time to arrive. It comes after user changes."""
+        """Add a key whose children changed, after a short delay that collects more events; user changes come first."""
         if not self.is_open:
             return
         if key in self._running:
@@ -172,7 +172,7 @@ class WorkQueue:
         return time.monotonic() - self._last_done_s
 
     async def run(self, work: Work, check: Check | None = None) -> None:
-        """Run the workers until cancelled, once per queue; keys of which no change is known are checked first."""
+        """Run the workers until cancelled; call once per queue. Keys without a known change go through ``check``."""
         async with asyncio.TaskGroup() as group:
             for _ in range(self._workers):
                 group.create_task(self._run_worker(work, check))
@@ -226,7 +226,7 @@ class WorkQueue:
         self._retries[key] = asyncio.get_running_loop().call_later(delay_s, ask_again, key)
 
     def _rest(self, key: Key, rest_s: float) -> None:
-        """Delay a reconcile for changed children."""
+        """Hold back reconciles of a key for child events for ``rest_s``."""
         if earlier := self._resting.pop(key, None):
             earlier.cancel()
         self._resting[key] = asyncio.get_running_loop().call_later(rest_s, self._end_rest, key)

@@ -191,8 +191,8 @@ class Lists:
     A namespace in which the operator may not list is skipped, and its cached objects stay. If this applies to all
     namespaces, the list fails.
 
-    ``ask`` is called with each object to reconcile as soon as the page with its change is in the cache, because the
-    next list leaves out known versions even if a later page of this one fails.
+    ``ask`` is called for each object to reconcile as soon as its page is cached. If a later page fails, the next list
+    skips the versions that are already cached.
     """
 
     def __init__(self, cache: Cache, namespaces: Sequence[str], ask: Callable[[Key], None]) -> None:
@@ -203,16 +203,16 @@ class Lists:
         """Kinds and places that were listed before, so that most of their objects are known."""
 
     def has_listed(self, resource: Resource, namespace: str) -> bool:
-        """Return whether the objects of a kind in a namespace have been listed, so that the cache has all of them."""
+        """Return whether the cache holds a complete list of a kind in a namespace."""
         return not self._listed.isdisjoint({(resource, namespace), (resource, None)})
 
     async def update(self, cluster: Cluster, resource: Resource) -> None:
-        """List a kind; report parents that changed or were deleted, or the existing owners of such children and pods.
+        """List a kind and report changed or deleted parents, or the owners of changed or deleted children and pods.
 
         Raises
         ------
         ClusterError
-            If a list failed. The pages before have been stored and reported.
+            If a list failed. Earlier pages are already stored and reported.
         """
         cache, kind, is_ours = self._cache, resource.kind, resource in _OUR_KINDS
         knows, retain = (cache.knows_parent, cache.retain_parents) if is_ours else (cache.knows, cache.retain)

@@ -60,7 +60,7 @@ class Snapshot:
         """Write the digests of settled objects."""
         inputs = self._inputs()
         digests = b"".join(self._digest(key, inputs) for key in islice(keys, _MOST))
-        # The policy `operatorGuard` rejects objects without this label. The cache keeps no ConfigMap without an owner.
+        # The policy `operatorGuard` rejects objects without this label. The cache ignores ConfigMaps without an owner.
         labels = {PART_OF_LABEL: PART_OF, MANAGED_BY_LABEL: MANAGER}
         metadata = {"namespace": self._lease.namespace, "name": self._name, "labels": labels}
         data = {_ENTRY: base64.b64encode(digests).decode()}
@@ -77,7 +77,7 @@ class Snapshot:
         return f"{self._lease.name}{SNAPSHOT_SUFFIX}"
 
     def _inputs(self) -> bytes:
-        """Return a digest of what decisions about all objects read; files as they were last read."""
+        """Return a digest of the inputs that all objects share; files as last read."""
         settings, cache_ = self._settings, self._cache
         signed_by = settings.signing_key and settings.signing_key.public.id
         read = (

@@ -32,8 +32,8 @@ class WatchedObjects:
 
     ``kinds`` are the kinds that handlers take from here. ``is_listed`` is called with the kind and the metadata of each
     object of a list of these kinds, and returns whether the object is to be left out. ``is_own`` does the same for each
-    event with a new version of such an object. ``handles`` is called with the type and the object of each other event,
-    and returns whether that was all: then kopf, which would start a task for it, does not get the event.
+    event with a new version of such an object. ``handles`` is called with type and object of each remaining
+    event. If it returns True, the event is not passed to kopf, which would start a task for it.
     """
 
     def __init__(

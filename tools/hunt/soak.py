@@ -26,7 +26,7 @@ _SLOPE_FROM_S: Final = 900.0
 """Minimum time since the operator's last start for a slope, because its caches fill first."""
 
 _LAST_KILL_S: Final = 900.0
-"""The operator is killed in the first half of a soak, and no later than this, so that a long soak has a long slope."""
+"""Time of the last kill at the latest. A slope needs a long time without a restart."""
 
 _BLOCKS: Final = 10
 """Samples are averaged in this many blocks before a line is fitted, because neighboring samples are not independent."""
@@ -74,7 +74,7 @@ class Soaked:
         minutes, needed = (since[-1].at_s - since[0].at_s) / 60, _SLOPE_FROM_S / 60
         slope = f"{slope_per_hour(self.samples)} in the {minutes:.0f} minutes since the last start"
         if minutes < needed:
-            slope = f"no slope: {minutes:.0f} minutes since the last start are fewer than {needed:.0f}"
+            slope = f"no slope: only {minutes:.0f} minutes since the last start; at least {needed:.0f} needed"
         return (
             f"steps: {steps}\nstorms: {self.storms}, kills of the operator: {self.kills}\n"
             f"memory: {memory[0]:.0f} MiB at first, {max(memory):.0f} at most, {memory[-1]:.0f} at last;"
@@ -108,7 +108,7 @@ class Soak(Round):
                 stormy, turn_s = not stormy, now_s
                 self._turn(stormy=stormy, may_kill=now_s - began_s < kills_until_s)
             memory = f", {self.samples[-1].memory_mib:.0f} MiB" if self.samples else ""
-            self.say(f"{self.counted.total()} steps, storms: {self.storms}, of {self._minutes:g} minutes{memory}")
+            self.say(f"{self.counted.total()} steps, {self.storms} storms, {self._minutes:g} minutes planned{memory}")
             self._churn(self._random.choice(self.lives))
             self._sample(now_s - began_s)
             time.sleep(_PAUSE_S)

@@ -108,7 +108,7 @@
   resources: [leases]
   resourceNames: [{{ include "specdecode.name" . }}]
   verbs: [get, patch]
-# Store a snapshot for the next start; server-side apply needs `create` only for that name.
+# Store a snapshot for the next start; server-side apply sends the name, so `create` is limited to it.
 - apiGroups: [""]
   resources: [configmaps]
   resourceNames: [{{ include "specdecode.name" . }}-snapshot]

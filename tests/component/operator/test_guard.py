@@ -234,7 +234,7 @@ def test_guard_lists_equal_the_pod_template_validation_lists() -> None:
 
 
 def holds(policy: dict[str, Any], body: dict[str, Any], old: dict[str, Any] | None = None) -> bool:
-    """Whether a policy lets the operator make or change an object, as our own evaluator of CEL has it."""
+    """Return whether our CEL evaluator finds that a policy admits the operator's create or update."""
     resource = {"resource": f"{body['kind'].lower()}s"}
     given = {
         "object": body,
@@ -257,7 +257,7 @@ async def test_guard_lets_the_operator_write_its_snapshot() -> None:
     assert holds(policy, body, body)
     unlabelled = {**body, "metadata": {"name": "operator-snapshot"}}
     assert not holds(policy, unlabelled)
-    assert not holds(policy, body, unlabelled), "that of somebody else"
+    assert not holds(policy, body, unlabelled), "updates of an unlabelled object are rejected"
 
 
 def test_guard_covers_all_kinds_that_the_operator_may_write() -> None:

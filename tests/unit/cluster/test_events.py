@@ -15,7 +15,7 @@ def event(reason: str) -> Body:
 
 
 class Posting:
-    """A server that posts Events when it is told to."""
+    """Fake API server that blocks until ``may_answer`` is set."""
 
     def __init__(self) -> None:
         self.posted: list[str] = []

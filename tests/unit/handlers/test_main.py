@@ -198,7 +198,7 @@ async def looked_at(state: OperatorState) -> list[Key]:
         await done.wait()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    state.queue = WorkQueue(gather_s=0)  # in which nothing rests
+    state.queue = WorkQueue(gather_s=0)  # without delays for child events
     found.remove(LAST)
     return sorted(found, key=lambda key: (key.kind == capture.KIND, key.namespace != LLAMA.namespace, key.name))
 

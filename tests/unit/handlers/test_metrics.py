@@ -88,7 +88,7 @@ def test_ended_capture_is_counted_once() -> None:
 
 
 def counts(collector: Collector, histogram: str) -> dict[tuple[str, ...], float]:
-    """Numbers of observations by labels."""
+    """Return the number of observations per label set."""
     return {key[1:]: value for key, value in samples(collector).items() if key[0] == f"{histogram}_count"}
 
 
@@ -108,7 +108,7 @@ def test_reconciles_are_measured_by_outcome() -> None:
     }
 
 
-async def test_polls_are_measured_by_outcome_and_are_no_reconciles() -> None:
+async def test_polls_are_measured_by_outcome_and_do_not_count_as_reconciles() -> None:
     times = OperatorMetrics(Cache())
 
     async def polled(result: Requeue | Exception | None) -> Requeue | None:
@@ -174,7 +174,9 @@ async def test_running_operator_measures_reconciles(api: ApiServer, caplog: pyte
         await until(lambda: not state.queue.is_pending(Key("team", "llama")), lambda: "nothing is left to do")
         state.queue.add_to_check(Key("team", "llama"))
         polls = ("specdecode_poll_duration_seconds_count", "changed")
-        await until(lambda: samples(state.metrics)[polls] == 1, lambda: "it is suspended, so no poll is enough")
+        await until(
+            lambda: samples(state.metrics)[polls] == 1, lambda: "a suspended deployment needs a reconcile, not a poll"
+        )
     finally:
         await state.stop()
     assert re.search(r"team/llama: reconcile done in .* for [1-9]\d* calls of the API server", caplog.text)

@@ -185,7 +185,9 @@ class TestClaims:
     ) -> None:
         await self.serve(api, state, rounds)
         assert looked == []
-        assert not [key for key in samples(state.metrics) if key[0] == LOAD_METRIC], "it exports no load of theirs"
+        assert not [key for key in samples(state.metrics) if key[0] == LOAD_METRIC], (
+            "load metrics of dropped objects are removed"
+        )
 
     async def test_objects_of_another_operator_have_few_turns(
         self, api: ApiServer, state: OperatorState, rounds: Rounds

@@ -201,8 +201,8 @@ LIST = f"list {SPECDECODE_DEPLOYMENT.qualified_plural}"
 async def test_start_keeps_the_recorder_of_a_namespace_whose_objects_are_unknown(
     api: ApiServer, rounds: Rounds, status: int
 ) -> None:
-    """Engines that use it may serve there."""
-    del rounds  # None begins, so the objects stay unknown.
+    """Engines in that namespace may still use the recorder."""
+    del rounds  # No resync round starts, so the objects stay unknown.
 
     def refuse_first() -> None:
         api.refusals[LIST] = (status, "no")

@@ -135,10 +135,10 @@ async def test_another_calibration_unsettles_all_objects(
     assert await snapshot(settled_world, cluster).settled([LLAMA]) == set()
 
 
-async def test_unread_calibration_is_no_part_of_the_snapshot(
+async def test_unread_calibration_is_not_in_the_snapshot(
     settled_world: World, cluster: Cluster, tmp_path: Path
 ) -> None:
-    """It came after the last decision."""
+    """The calibration was written after the last decision."""
     file = tmp_path / "calibration.json"
     settled_world.calibration = CalibrationFile(file)
     last = snapshot(settled_world, cluster)
@@ -172,8 +172,8 @@ async def test_rights_of_the_own_namespace_are_enough(
         assert await snapshot(settled_world, cluster).settled([LLAMA]) == {LLAMA}
 
 
-async def test_watched_snapshot_is_nobodys_child(settled_world: World, cluster: Cluster, api: ApiServer) -> None:
-    """It has the label that watches select by, because the policy of the chart asks for it."""
+async def test_watched_snapshot_has_no_owner(settled_world: World, cluster: Cluster, api: ApiServer) -> None:
+    """The snapshot has the label that watches select on, because operatorGuard requires it."""
     await snapshot(settled_world, cluster).keep([LLAMA])
     stored = api.find(CONFIG_MAP, STORED) or {}
     assert matches(stored, OWNED_SELECTOR)
@@ -212,7 +212,8 @@ async def test_next_process_leaves_out_what_the_last_one_has_settled(
     assert "observed" in world.object["status"]
     if is_changed:
         file.write_text(serialize_calibration(Calibration((ENTRY,))))
-        first.settings.calibration.read()  # As a review of the webhook does; no round has queued the object since.
+        # An admission review also rereads the calibration; no resync round has queued the object since.
+        first.settings.calibration.read()
     await stop(first)
     second.queue.is_open = False  # as with leader election, until this process leads
     await second.start()

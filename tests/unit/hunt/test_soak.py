@@ -1,4 +1,4 @@
-"""Report of a soak about the operator's process."""
+"""Test the report of a soak."""
 
 import math
 from collections import Counter
@@ -32,7 +32,7 @@ def test_slope_tells_growth_from_noise(growth_mib: float, is_flat: bool) -> None
 @pytest.mark.parametrize(
     ("seconds", "said"),
     [
-        (180, "no slope: 3 minutes since the last start are fewer than 15"),
+        (180, "no slope: only 3 minutes since the last start; at least 15 needed"),
         (1800, "slope +60.0 ± 0.0 MiB/h (not flat) in the 30 minutes since the last start"),
     ],
 )
