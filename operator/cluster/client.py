@@ -197,6 +197,7 @@ _WAITS_S = (0.2, 0.8)
 _LONGEST_WAIT_S = 10.0
 """Limit of Retry-After: a worker waits meanwhile."""
 
+_PAUSE_S: Final = 1.0
 _SPREAD = 1.5
 _VERSION_OF_NONE = "1"
 """No object has it: versions are revisions of etcd, whose first write makes the second."""
@@ -420,6 +421,8 @@ class Cluster:
         await self._events.join()
 
     async def _post_event(self, event: Body) -> None:
+        while not self._may_write():  # noqa: ASYNC110  Writes pause until the Lease is renewed, or the process ends.
+            await asyncio.sleep(_PAUSE_S)
         await self._send(_event_request(event), event)
 
     def _check_leads(self, request: "_Request") -> None:

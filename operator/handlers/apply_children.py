@@ -514,7 +514,7 @@ class SharedConfigMaps(Children):
 
     async def keep_recorder(self) -> bool:
         """Create, update or repair the recorder; return False if the repair of a contested one was postponed."""
-        if self.has_recorder:  # Skip the lock, so that objects do not wait for each other.
+        if self.has_recorder and not self._writing.locked():  # Objects do not wait for each other.
             return True
         async with self._writing:
             if self.has_recorder:

@@ -150,7 +150,7 @@ class OperatorState:
         self.progress = WatchProgress(by_namespace=bool(self.namespaces))
         self.cache.on_seen = self.progress.knows
         kinds = {each.kind for each in (*WATCHED, *OUR_KINDS.values())}
-        self.objects = WatchedObjects(kinds, self._has_listed, self._has_written, self._handles)
+        self.objects = WatchedObjects(kinds, self._has_listed, self._has_written, self.handles)
         self.time = ServerTime()
         self.queue = WorkQueue()
         self.queue.is_open = leadership is None
@@ -270,20 +270,24 @@ class OperatorState:
         self.add_owners([self.cache.owner(kind, body)], is_listed=False)
         return True
 
-    def _handles(self, type_: str, body: Body) -> bool:
-        """Handle an event of a child or a pod, and return whether it was one."""
+    def handles(self, type_: str | None, body: Body) -> bool:
+        """Update the cache for a child or a pod, and queue the objects that depend on it; return False for our kinds.
+
+        ``type_`` is the event type, or None for an object of a list that kopf requested.
+        """
         kind = body["kind"]
         if kind in OUR_KINDS:
             return False
-        self.watch_brings(kind, body, is_listed=False)
-        self.child_changed(type_, kind, body)
+        try:
+            self._child_changed(type_, kind, body)
+        except Exception:
+            # kopf would end the operator. The next list reads the object again.
+            _logger.exception("failed to handle an event of %s", kind)
+            self.relist.due.add(kind)
         return True
 
-    def child_changed(self, type_: str | None, kind: str, body: Body) -> None:
-        """Update the cache for a child or a pod, and queue the objects that depend on it.
-
-        ``type_`` is the event type, or None for a listed object.
-        """
+    def _child_changed(self, type_: str | None, kind: str, body: Body) -> None:
+        self.watch_brings(kind, body, is_listed=type_ is None)
         owners = [self.cache.drop(kind, body)] if type_ == "DELETED" else self.cache.put(kind, body)
         self.add_owners(owners, is_listed=type_ is None)
         if _may_be_shared(kind, body) and (type_ == "DELETED" or not is_recorder(body)):
@@ -525,12 +529,8 @@ async def on_node(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> None:
         memo.add_all()
 
 
-async def on_child(event: kopf.RawEvent, resource: kopf.Resource, memo: OperatorState, **_: Any) -> None:
-    """Queue the owner of a child or a pod, or the deployments of a namespace if a ConfigMap that they share changed."""
-    kind = resource.kind or ""
-    body = _body(event, kind, memo)
-    if body is not None and not (event["type"] is None and memo.cache.knows(kind, body)):
-        memo.child_changed(event["type"], kind, body)
+async def on_child(**_: Any) -> None:
+    """Do nothing: kopf watches only kinds with a handler, but `OperatorState.handles` gets the objects instead."""
 
 
 def _may_be_shared(kind: str, body: Body) -> bool:

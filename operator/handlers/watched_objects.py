@@ -33,7 +33,8 @@ class WatchedObjects:
     ``kinds`` are the kinds that handlers take from here. ``is_listed`` is called with the kind and the metadata of each
     object of a list of these kinds, and returns whether the object is to be left out. ``is_own`` does the same for each
     event with a new version of such an object. ``handles`` is called with type and object of each remaining
-    event. If it returns True, the event is not passed to kopf, which would start a task for it.
+    event, and with None and each remaining object of a list. If it returns True, kopf does not get the object, because
+    it would start a task for it.
     """
 
     def __init__(
@@ -41,10 +42,12 @@ class WatchedObjects:
         kinds: Collection[str],
         is_listed: Callable[[str, Body], bool],
         is_own: Callable[[str, Body], bool] = lambda *_: False,
-        handles: Callable[[str, Body], bool] = lambda *_: False,
+        handles: Callable[[str | None, Body], bool] = lambda *_: False,
     ) -> None:
         self._kinds, self._is_listed, self._is_own, self._handles = kinds, is_listed, is_own, handles
         self._held: dict[tuple[str, str], Body] = {}
+        self._left_out: Body = {}
+        """Latest object of an event that was left out."""
 
     def take(self, event: kopf.RawEvent) -> Body | None:
         """Return the object of an event; None if it is lost."""
@@ -73,21 +76,25 @@ class WatchedObjects:
             return read_answer(text)
         answer = read_answer(text, lambda body: self._is_listed(kind, body))
         items = [{"kind": kind, "apiVersion": answer["apiVersion"], **body} for body in answer["items"]]
-        return {**answer, "items": [self._hold(body) for body in items]}
+        return {**answer, "items": [self._hold(body) for body in items if not self._handles(None, body)]}
 
     def _line(self, line: bytes) -> bytes:
-        """Return a line of a watch for kopf; empty for an event that is left out."""
+        """Return a line of a watch for kopf; a bookmark for an event that is left out."""
         if line.startswith(_ERROR):
             return _RELIST + b"\n"
-        event = read_event(line, self._kinds, self._is_own)
+        event = read_event(line, self._kinds, self._is_left_out)
         if event is None:
-            return b""
+            return _bookmark(self._left_out)
         kind, body = event
         if kind != "BOOKMARK" and body.get("kind") in self._kinds:
             if self._handles(kind, body):
-                return b""
+                return _bookmark(body)
             body = self._hold(body)
         return msgspec.json.encode({"type": kind, "object": body}) + b"\n"
+
+    def _is_left_out(self, kind: str, body: Body) -> bool:
+        self._left_out = body
+        return self._is_own(kind, body)
 
     def _hold(self, body: Body) -> Body:
         if len(self._held) >= _MOST_HELD:
@@ -98,6 +105,12 @@ class WatchedObjects:
         labels = {"labels": {MANAGED_BY_LABEL: manager}} if manager else {}
         kind = {"kind": body["kind"], "apiVersion": body["apiVersion"]}
         return {**kind, "metadata": metadata | labels, _HELD: True}
+
+
+def _bookmark(body: Body) -> bytes:
+    """Return a bookmark in place of an event. kopf resumes from its version, and knows that the watch is alive."""
+    version = {"metadata": {"resourceVersion": body["metadata"].get("resourceVersion")}}
+    return msgspec.json.encode({"type": "BOOKMARK", "object": version}) + b"\n"
 
 
 class _KindOfList(msgspec.Struct):

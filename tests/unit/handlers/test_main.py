@@ -11,6 +11,7 @@ from asyncio.subprocess import DEVNULL
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import kopf
 import pytest
@@ -208,6 +209,11 @@ def typed(body: Body, kind: str) -> Body:
     return {"apiVersion": "v1", "kind": kind, **body}
 
 
+def bookmark(version: str) -> Body:
+    """Return the event that kopf gets in place of one that the operator has handled."""
+    return {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": version}}}
+
+
 class TestObjects:
     async def test_many_events_queue_a_deployment_and_its_captures_once(self, state: OperatorState) -> None:
         for version in (2, 3, 4):
@@ -221,7 +227,8 @@ class TestObjects:
         known, new = (typed(body("llama", version), deployment.KIND) for version in (5, 6))
         _, events = await answered(state.objects, line("MODIFIED", known) + line("MODIFIED", new))
         versions = [each["object"]["metadata"]["resourceVersion"] for each in events]
-        assert (versions, await looked_at(state)) == (["6"], [DEMO])
+        assert [each["type"] for each in events] == ["BOOKMARK", "MODIFIED"]
+        assert (versions, await looked_at(state)) == (["5", "6"], [DEMO])
 
     async def test_event_of_a_known_child_queues_its_owner(self, state: OperatorState) -> None:
         """The operator has written the child itself, and its next reconcile follows from that."""
@@ -230,7 +237,7 @@ class TestObjects:
         child["metadata"]["labels"] = labels
         state.cache.put("Pod", child)
         _, events = await answered(state.objects, line("ADDED", child))
-        assert (events, await looked_at(state)) == ([], [LLAMA, DEMO])
+        assert (events, await looked_at(state)) == ([bookmark("5")], [LLAMA, DEMO])
 
     @pytest.mark.parametrize(("type_", "is_there"), [("ADDED", True), ("MODIFIED", True), ("DELETED", False)])
     async def test_event_of_a_child_is_handled_without_kopf(
@@ -242,8 +249,18 @@ class TestObjects:
             state.cache.put("Pod", child)
         changed = {**child, "metadata": {**child["metadata"], "resourceVersion": "6"}}
         _, events = await answered(state.objects, line(type_, changed))
-        assert (events, await looked_at(state)) == ([], [LLAMA, DEMO])
+        assert (events, await looked_at(state)) == ([bookmark("6")], [LLAMA, DEMO])
         assert bool(state.cache.children_of(LLAMA, "Pod")) is is_there
+
+    async def test_failure_with_a_child_is_logged_and_its_kind_is_listed_again(
+        self, state: OperatorState, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(state.cache, "put", Mock(side_effect=RuntimeError("a bug")))
+        child = typed(body("llama-1", 5), "Pod")
+        _, events = await answered(state.objects, line("ADDED", child))
+        assert events == [bookmark("5")]
+        assert "Pod" in state.relist.due
+        assert "a bug" in caplog.text
 
     async def test_deleted_object_of_a_known_version_is_not_left_out(self, state: OperatorState) -> None:
         gone = typed(body("llama", 5), deployment.KIND)
@@ -287,7 +304,7 @@ class TestSharedRecorder:
     async def happens(self, state: OperatorState, type_: str, changes: Body) -> None:
         found = {**recorder_config_map("team"), **changes}
         found["metadata"] |= {"uid": "recorder", "resourceVersion": "7"}
-        await main.on_child(event(type_, found), kopf.Resource("", "v1", "configmaps", kind="ConfigMap"), state)
+        state.handles(type_, found)
 
 
 _NO_LEADER = {"type": "ERROR", "object": {"kind": "Status", "code": 500, "message": "etcdserver: no leader"}}

@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 from itertools import pairwise
 from typing import Any, cast
 
-import kopf
 import pytest
 
 from specdecode_operator.api.deployment import KIND, Key
@@ -29,8 +28,8 @@ from specdecode_operator.cluster.resources import (
 )
 from specdecode_operator.deployment.models.model_facts import CONFIG_MAP_NAME, facts_config_map
 from specdecode_operator.deployment.requeue import Requeue
-from specdecode_operator.handlers import main, queue, resync
 from specdecode_operator.handlers import main as module
+from specdecode_operator.handlers import queue, resync
 from specdecode_operator.handlers.main import OperatorState
 from specdecode_operator.handlers.resync import STALLED_S, Lists, ResyncOrder, WatchProgress
 from specdecode_operator.handlers.settings import Settings
@@ -41,7 +40,6 @@ from tests.support.objects import Body, pair_70b, tiny_cpu
 from tests.unit.cluster.test_cache import body, versions
 from tests.unit.handlers.resync_rounds import LLAMA, Rounds, add, add_node, reason, stop
 from tests.unit.handlers.test_leadership import Clock
-from tests.unit.handlers.test_main import event
 
 
 def labelled(name: str) -> Body:
@@ -126,7 +124,7 @@ class TestResync:
         await state.start()
         await rounds.go()
         api.remove(POD, "goes")
-        await main.on_child(event(None, pods[1]), kopf.Resource("", "v1", "pods", kind=POD.kind), state)
+        state.handles(None, {"kind": POD.kind, **pods[1]})
         lists = f"list {POD.qualified_plural}"
         api.refusals[lists] = (500, "etcd is slow")
         await rounds.go()
