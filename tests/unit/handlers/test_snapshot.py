@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
 
-import kopf
 import pytest
 
 from specdecode_operator.api.deployment import Key
@@ -25,7 +24,7 @@ from specdecode_operator.cluster.resources import (
 from specdecode_operator.cluster.rights import RELEASE, Scope, permissions
 from specdecode_operator.deployment.attestation.keys import SigningKey
 from specdecode_operator.handlers.leadership import LeaseName
-from specdecode_operator.handlers.main import OperatorState, on_child
+from specdecode_operator.handlers.main import OperatorState
 from specdecode_operator.handlers.mounted_files import CalibrationFile
 from specdecode_operator.handlers.settings import Settings
 from specdecode_operator.handlers.snapshot import Snapshot
@@ -179,8 +178,7 @@ async def test_watched_snapshot_has_no_owner(settled_world: World, cluster: Clus
     assert matches(stored, OWNED_SELECTOR)
     state = OperatorState()
     state.cache.put_parent(SPECDECODE_DEPLOYMENT.kind, settled_world.object)
-    watched = kopf.Resource("", "v1", "configmaps", kind=CONFIG_MAP.kind)
-    await on_child({"type": "ADDED", "object": stored}, resource=watched, memo=state)
+    assert state.handles("ADDED", {"kind": CONFIG_MAP.kind, **stored})
     assert not state.queue.is_pending(LLAMA)
     assert state.cache.all_children(LLAMA) == []
     assert [each for each in await settled_world.look() if STORED in each] == []
