@@ -192,6 +192,30 @@ async def test_creation_that_may_have_succeeded_is_not_retried(
     assert (api.asked, slept_s) == (1, [])
 
 
+EVENT = {"metadata": {"namespace": "team"}, "involvedObject": {"kind": "Service", **SERVICE_METADATA}}
+
+
+async def test_event_waits_while_writes_pause(slept_s: list[float]) -> None:
+    api, leads = Answering(200), [True]
+    cluster = Cluster(cast("ApiClient", api), lambda: leads[-1] or len(slept_s) == 2)
+    cluster.post_event(EVENT)
+    leads.append(False)
+    await cluster.events_posted()
+    assert (api.asked, slept_s) == (1, [1.0, 1.0])
+
+
+async def test_connections_close_after_the_last_event() -> None:
+    class Closing(Answering):
+        async def close(self) -> None:
+            self.sent.append(("close",))
+
+    api = Closing(200)
+    cluster = Cluster(cast("ApiClient", api))
+    cluster.post_event(EVENT)
+    await cluster.close()
+    assert [request[0] for request in api.sent] == ["POST", "close"]
+
+
 async def test_eviction_refused_by_a_budget_is_not_retried(slept_s: list[float]) -> None:
     api = Answering(429)
     with pytest.raises(ClusterError):

@@ -1,6 +1,7 @@
 """Events are posted in order, in the background, and a failure affects only one of them."""
 
 import asyncio
+from contextvars import ContextVar
 
 import pytest
 
@@ -78,3 +79,21 @@ async def test_events_beyond_the_limit_are_dropped(
     await queue.join()
     assert server.posted == ["0", "1"]
     assert [message for message in caplog.messages if "dropped" in message]
+
+
+CALLER = ContextVar("caller", default="none")
+
+
+async def test_events_do_not_count_towards_the_reconcile_that_adds_the_first() -> None:
+    callers: list[str] = []
+
+    async def post(_: Body) -> None:
+        callers.append(CALLER.get())
+
+    queue = EventQueue(post)
+    token = CALLER.set("a reconcile")
+    queue.add(event("Fits"))
+    CALLER.reset(token)
+    queue.add(event("Serving"))
+    await queue.join()
+    assert callers == ["none", "none"]
