@@ -252,6 +252,24 @@ class TestObjects:
         assert (events, await looked_at(state)) == ([bookmark("6")], [LLAMA, DEMO])
         assert bool(state.cache.children_of(LLAMA, "Pod")) is is_there
 
+    async def test_changed_children_precede_listed_ones(self, state: OperatorState) -> None:
+        order, done = list[Key](), asyncio.Event()
+
+        async def work(key: Key) -> None:
+            order.append(key)
+            if LLAMA in order:
+                done.set()
+
+        state.queue = WorkQueue(workers=1, gather_s=0)
+        for type_, name in ((None, "llama"), ("ADDED", "other")):
+            state.handles(type_, typed(labelled(f"{name}-1", deployment=name), "Service"))
+        task = asyncio.create_task(state.queue.run(work))
+        async with asyncio.timeout(DEADLINE_S):
+            await done.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert order[0] == OTHER
+
     async def test_failure_with_a_child_is_logged_and_its_kind_is_listed_again(
         self, state: OperatorState, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:

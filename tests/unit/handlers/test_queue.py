@@ -388,6 +388,21 @@ async def test_first_child_event_waits_for_more_and_a_change_does_not_wait(monke
         assert queue.longest_wait_s() == 0, "the change included the event"
 
 
+async def test_child_events_do_not_extend_a_delay_and_the_one_after_work_is_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An object whose children change all the time would never be reconciled."""
+    queue, work = WorkQueue(workers=1, gather_s=0.2), Counted()
+    async with running(queue, work):
+        timers = Retries(monkeypatch)
+        for delays in ([0.2], [0.2, 0.5], [0.2, 0.5, 0.5]):
+            for _ in range(3):
+                queue.add_soon(LONE)
+            assert timers.delays == delays
+            timers.fire()
+            await work.ran(len(delays))
+
+
 async def test_child_events_after_work_are_merged_and_changes_do_not_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -112,6 +112,25 @@ async def test_lists_omit_known_objects() -> None:
     assert objects.take({"type": None, "object": item}) == service("new")  # type: ignore[typeddict-item]
 
 
+async def test_kopf_does_not_get_objects_that_the_operator_handles() -> None:
+    """kopf would start a task for each."""
+    handled: list[tuple[str | None, str]] = []
+
+    def handles(type_: str | None, body: Body) -> bool:
+        handled.append((type_, body["metadata"]["name"]))
+        return bool(body["metadata"]["name"] == "handled")
+
+    objects = WatchedObjects({"Service"}, lambda *_: False, handles=handles)
+    items = [service("handled"), service("other")]
+    found = {"kind": "ServiceList", "apiVersion": "v1", "metadata": {"resourceVersion": "7"}, "items": items}
+    document, _ = await answered(objects, json.dumps(found).encode())
+    assert [item["metadata"]["name"] for item in document["items"]] == ["other"]
+    assert handled[-2:] == [(None, "handled"), (None, "other")]
+    _, events = await answered(objects, line("MODIFIED", service("handled", 8)) + line("ADDED", service("other", 9)))
+    assert [event["type"] for event in events] == ["BOOKMARK", "ADDED"]
+    assert handled[-2:] == [("MODIFIED", "handled"), ("ADDED", "other")]
+
+
 async def test_object_that_was_never_taken_is_reported_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watched_objects, "_MOST_HELD", 1)
     objects = all_unknown()
