@@ -74,11 +74,22 @@ def test_ready_field_is_available_out_of_requested_engines(
         ("Deployment", 1, {"replicas": 0}, 3),
         ("Deployment", 2, {"replicas": 0, "unavailableReplicas": 3}, 3),
         ("Deployment", 2, {"replicas": 4, "availableReplicas": 1, "unavailableReplicas": 3}, 4),
+        ("Deployment", 1, {"replicas": 5}, 5),
+        ("Deployment", 2, {"replicas": 3, "unavailableReplicas": 1}, 3),
         ("Deployment", 2, {"replicas": 3, "availableReplicas": 3}, 3),
         ("Deployment", 2, {}, 0),
         ("LeaderWorkerSet", 1, {"replicas": 2}, 2),
     ],
-    ids=["not observed", "not created", "rollout", "serving", "none", "LeaderWorkerSet"],
+    ids=[
+        "not observed",
+        "not created",
+        "rollout",
+        "scale-down not observed",
+        "scale-down",
+        "serving",
+        "none",
+        "LeaderWorkerSet",
+    ],
 )
 def test_replicas_include_pods_that_are_about_to_be_created(
     kind: str, observed: int, counts: dict[str, int], replicas: int

@@ -310,6 +310,18 @@ async def test_pages_before_a_failure_are_reported(
     assert sorted(key.name for key in asked) == ["a", "b", "c", "d"], "each change once"
 
 
+async def test_object_deleted_without_an_event_is_reported(api: ApiServer, cluster: Cluster) -> None:
+    """Its reconcile drops its metrics and the recorder."""
+    cache, asked = Cache(), list[Key]()
+    lists = Lists(cache, (), asked.append)
+    add(api)
+    await lists.update(cluster, SPECDECODE_DEPLOYMENT)
+    api.remove(SPECDECODE_DEPLOYMENT, "llama")
+    asked.clear()
+    await lists.update(cluster, SPECDECODE_DEPLOYMENT)
+    assert asked == [LLAMA]
+
+
 async def test_object_created_between_two_pages_is_kept() -> None:
     class Paged:
         async def pages(self, *_: Any, **__: Any) -> AsyncIterator[Page]:

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.deployment import Key
+from specdecode_operator.cluster.cache import Cache
+from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.resources import (
     CONFIG_MAP,
     DEPLOYMENT,
@@ -15,6 +17,7 @@ from specdecode_operator.cluster.resources import (
     SPECDECODE_DEPLOYMENT,
 )
 from specdecode_operator.deployment.live_recorder import recorder_config_map
+from specdecode_operator.handlers.apply_children import SharedConfigMaps
 from specdecode_operator.handlers.main import OperatorState
 from specdecode_operator.handlers.settings import Settings
 from tests.support.api_server import ApiServer
@@ -220,4 +223,15 @@ async def test_start_keeps_the_recorder_of_a_namespace_whose_objects_are_unknown
         await until(lambda: not state.queue.is_pending(Key("team", RECORDER_NAME)), lambda: "the queue is empty")
     finally:
         await stop(state)
+    assert api.names(CONFIG_MAP) == [RECORDER_NAME]
+
+
+async def test_recorder_that_is_being_deleted_is_created_again(api: ApiServer, cluster: Cluster) -> None:
+    """A new object comes while the recorder of the last one is deleted."""
+    shared = SharedConfigMaps(cluster, Cache(), "team")
+    assert await shared.keep_recorder()
+    drop = asyncio.create_task(shared.drop_recorder())
+    await asyncio.sleep(0)  # The request to delete is under way.
+    assert await shared.keep_recorder()
+    await drop
     assert api.names(CONFIG_MAP) == [RECORDER_NAME]
