@@ -1,11 +1,15 @@
 """Start and health of the operator."""
 
 import asyncio
+import threading
 import time
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from specdecode_operator.api import capture, training
 from specdecode_operator.api.deployment import Key
 from specdecode_operator.cluster import client
 from specdecode_operator.cluster.client import ClusterError
@@ -22,15 +26,22 @@ from specdecode_operator.cluster.resources import (
 )
 from specdecode_operator.cluster.rights import SERVES
 from specdecode_operator.deployment.autoscaler import LOAD_METRIC
+from specdecode_operator.deployment.models.checkpoint_reader import Checkpoint
 from specdecode_operator.deployment.observed.replica_load import ReplicaLoad
+from specdecode_operator.deployment.requeue import Requeue
 from specdecode_operator.handlers import main
 from specdecode_operator.handlers.main import OperatorState, OperatorStuckError
+from specdecode_operator.handlers.mounted_files import CalibrationFile, FactsFolder, read_facts_file
+from specdecode_operator.handlers.settings import Settings
+from specdecode_operator.sizing.calibration import Calibration, serialize_calibration
 from tests.support.api_server import ApiServer
 from tests.support.embedded_operator import until
+from tests.support.facts_files import write_facts
 from tests.support.objects import tiny_cpu
 from tests.unit.deployment.group_pods import WIDE, spec_at
-from tests.unit.handlers.resync_rounds import GROUPS, LLAMA, Rounds, add, add_node, reason
+from tests.unit.handlers.resync_rounds import GROUPS, LLAMA, Rounds, add, add_node, reason, stop
 from tests.unit.handlers.test_metrics import samples
+from tests.unit.sizing.test_calibration import ENTRY
 
 
 class TestHealth:
@@ -150,6 +161,68 @@ class TestStart:
         assert api.requests.count(f"list {SPECDECODE_DEPLOYMENT.qualified_plural}") == 3
 
 
+class TestFiles:
+    """Mounted facts and calibration, which no watch reports."""
+
+    async def test_first_reconcile_waits_for_the_facts(
+        self, api: ApiServer, rounds: Rounds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        del rounds  # No resync round starts.
+        begun, go_on, known = threading.Event(), threading.Event(), list[set[str]]()
+
+        def read(file: Path) -> Mapping[str, Checkpoint]:
+            begun.set()
+            assert go_on.wait(60)
+            return read_facts_file(file)
+
+        async def reconcile(*_: Any) -> Requeue:
+            known.append({*folder.known})
+            return Requeue(is_close=False)
+
+        monkeypatch.setattr(main.Reconciler, "reconcile", reconcile)
+        write_facts(tmp_path, "tiny.json", "site/tiny")
+        folder = FactsFolder(tmp_path, read)
+        add(api)
+        state = OperatorState(Settings(facts=folder))
+        try:
+            await state.start()
+            await asyncio.to_thread(begun.wait, 60)
+            for _ in range(20):  # Let the workers run.
+                await asyncio.sleep(0)
+            go_on.set()
+            await until(lambda: known, lambda: "it is reconciled")
+        finally:
+            go_on.set()
+            await stop(state)
+        assert known[0] == {"site/tiny"}
+
+    async def test_all_objects_are_reconciled_after_another_calibration(
+        self, api: ApiServer, rounds: Rounds, looked: list[str], tmp_path: Path
+    ) -> None:
+        file, names = tmp_path / "calibration.json", [f"llama-{number}" for number in range(8)]
+        for name in names:
+            add(api, name)
+        state = OperatorState(Settings(calibration=CalibrationFile(file)))
+
+        async def is_done() -> None:
+            await until(
+                lambda: not any(map(state.queue.is_pending, state.cache.parents())), lambda: "the queue is empty"
+            )
+
+        try:
+            await state.start()
+            await is_done()
+            await rounds.go()
+            await is_done()
+            looked.clear()
+            file.write_text(serialize_calibration(Calibration((ENTRY,))))
+            await rounds.go()
+            await is_done()
+        finally:
+            await stop(state)
+        assert {*looked} == {*names}
+
+
 class TestClaims:
     """Namespaces that another operator serves for a time."""
 
@@ -188,6 +261,18 @@ class TestClaims:
         assert not [key for key in samples(state.metrics) if key[0] == LOAD_METRIC], (
             "load metrics of dropped objects are removed"
         )
+
+    async def test_state_of_captures_and_trainings_of_another_operator_is_dropped(
+        self, api: ApiServer, state: OperatorState, rounds: Rounds, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        forgotten = set[tuple[str, Key]]()
+        for kind, reconciler in (("capture", main.CaptureReconciler), ("training", main.TrainingReconciler)):
+            monkeypatch.setattr(reconciler, "forget", lambda _, key, kind=kind: forgotten.add((kind, key)))
+        metadata = {"namespace": "team", "name": "head", "uid": "head", "resourceVersion": "1"}
+        state.cache.put_parent(training.KIND, {"metadata": metadata, "spec": {"deployment": "a"}})
+        await self.serve(api, state, rounds)
+        demo, head = Key("team", "demo", capture.KIND), Key("team", "head", training.KIND)
+        assert forgotten == {("capture", demo), ("training", head)}
 
     async def test_objects_of_another_operator_have_few_turns(
         self, api: ApiServer, state: OperatorState, rounds: Rounds
