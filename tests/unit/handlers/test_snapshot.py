@@ -25,7 +25,7 @@ from specdecode_operator.cluster.rights import RELEASE, Scope, permissions
 from specdecode_operator.deployment.attestation.keys import SigningKey
 from specdecode_operator.handlers.leadership import LeaseName
 from specdecode_operator.handlers.main import OperatorState
-from specdecode_operator.handlers.mounted_files import CalibrationFile
+from specdecode_operator.handlers.mounted_files import CalibrationFile, FactsFolder
 from specdecode_operator.handlers.settings import Settings
 from specdecode_operator.handlers.snapshot import Snapshot
 from specdecode_operator.sizing.calibration import Calibration, serialize_calibration
@@ -33,6 +33,7 @@ from tests.support.api_objects import matches
 from tests.support.api_server import ApiServer
 from tests.support.attestations import key_pair
 from tests.support.embedded_operator import until
+from tests.support.facts_files import write_facts
 from tests.support.objects import tiny_cpu
 from tests.unit.deployment.test_speculation_in_force import counting
 from tests.unit.handlers.reconciler_world import World
@@ -145,6 +146,18 @@ async def test_unread_calibration_is_not_in_the_snapshot(
     await last.keep([LLAMA])
     settled_world.calibration = CalibrationFile(file)
     assert await snapshot(settled_world, cluster).settled([LLAMA]) == set()
+
+
+async def test_mounted_facts_are_read_before_the_comparison(
+    settled_world: World, cluster: Cluster, tmp_path: Path
+) -> None:
+    write_facts(tmp_path, "tiny.json", "site/tiny")
+    last = snapshot(settled_world, cluster, facts=FactsFolder(tmp_path))
+    settled_world.settings.facts.read()
+    await last.keep([LLAMA])
+    assert await snapshot(settled_world, cluster, facts=FactsFolder(tmp_path)).settled([LLAMA]) == {LLAMA}
+    write_facts(tmp_path, "other.json", "site/other")
+    assert await snapshot(settled_world, cluster, facts=FactsFolder(tmp_path)).settled([LLAMA]) == set()
 
 
 @pytest.mark.parametrize("text", ["", "AAAA", "no base64!", "AAAAAAAAAAA="], ids=["empty", "short", "text", "zeros"])
