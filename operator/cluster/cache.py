@@ -495,7 +495,9 @@ def slim(kind: str, body: Body) -> Body:
     slimmed |= without_managed_fields(slimmed)
     if foreign := foreign_entries(kind, body["metadata"]):
         slimmed["metadata"]["managedFields"] = foreign
-    if kind == POD.kind:
+    if kind == POD.kind and READS_FOR_LABEL in (body["metadata"].get("labels") or {}):
+        slimmed["spec"] = body.get("spec") or {}  # Few pods read models; the status names their image and volume.
+    elif kind == POD.kind:
         # Its node, variables from Secrets, and GPUs.
         spec = body.get("spec") or {}
         containers = map(_slim_container, [*(spec.get("initContainers") or []), *(spec.get("containers") or [])])

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from specdecode_operator.cluster.cache import slim
 from specdecode_operator.deployment.decision import newly_read_models
 from specdecode_operator.deployment.desired_state import DesiredState
 from specdecode_operator.deployment.models.checkpoint_reader import (
@@ -107,6 +108,17 @@ def test_jobs_read_only_models_without_a_config() -> None:
     same = undescribed()
     same["speculation"]["draft"]["model"] = "pair/target/"
     assert len(jobs(same)) == 1, "a model that is target and draft is read once"
+
+
+def test_cached_reader_pod_that_starts_is_reported_with_its_image() -> None:
+    """The cache dropped the image, and kept a container with a token without its name."""
+    spec = undescribed(models={"hubTokenSecret": {"name": "hub", "key": "token"}})
+    template = jobs(spec)[0]["spec"]["template"]
+    assert "HF_TOKEN" in [each["name"] for each in template["spec"]["containers"][0]["env"]]
+    status = {"conditions": [{"type": "PodScheduled", "status": "True"}]}
+    starting = slim("Pod", {"metadata": {**template["metadata"], "name": "p"}, **template, "status": status})
+    message = outcome(desired_state(parse_deployment(parent(spec)), (), pods=[starting]), spec)["Ready"][2]
+    assert f"its node pulls image {template['spec']['containers'][0]['image']}" in message
 
 
 def test_reader_job_is_read_only_and_has_no_tokens() -> None:
