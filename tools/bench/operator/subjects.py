@@ -102,7 +102,7 @@ class Operator(Subject):
     user = USER
     kind = "specdecodedeployments"
     children: ClassVar[Mapping[str, int]] = {"deployments": 1, "services": 1, "configmaps": 1}
-    selector = "app.kubernetes.io/managed-by=specdecode-operator"
+    selector = "app.kubernetes.io/managed-by=specdecode-operator,specdecode.io/deployment"
     workload = "deployments"
     takes_changes_while_down = True
 
