@@ -412,8 +412,7 @@ class Cluster:
 
     def post_event(self, event: Body) -> None:
         """Post an Event in the background; a failure is logged."""
-        request = _event_request(event)
-        self._check_leads(request)
+        self._check_leads(_event_request(event))
         self._events.add(event)
 
     async def events_posted(self) -> None:

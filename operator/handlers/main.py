@@ -114,13 +114,16 @@ class Reconcilers:
         self._cache = cache
         self.deployments = Reconciler(cluster, cache, probe, metrics, settings)
         shared = Shared(cluster, cache, self.deployments, metrics, settings, Servings(cache))
-        self._captures, self._trainings = CaptureReconciler(shared), TrainingReconciler(shared)
+        self._runs: dict[str, CaptureReconciler | TrainingReconciler] = {
+            capture.KIND: CaptureReconciler(shared),
+            training.KIND: TrainingReconciler(shared),
+        }
 
     async def reconcile(self, key: Key) -> Requeue:
         """Reconcile an object; return when to requeue it."""
         if key.kind == deployment.KIND:
             return await self.deployments.reconcile(key)
-        await (self._trainings if key.kind == training.KIND else self._captures).reconcile(key)
+        await self._runs[key.kind].reconcile(key)
         body = self._cache.parent(key)
         if body is None:
             return Requeue(is_close=False)
@@ -130,10 +133,7 @@ class Reconcilers:
 
     def forget(self, key: Key) -> None:
         """Drop the in-memory state of an object."""
-        if key.kind == deployment.KIND:
-            self.deployments.forget(key)
-        else:
-            (self._trainings if key.kind == training.KIND else self._captures).forget(key)
+        (self.deployments if key.kind == deployment.KIND else self._runs[key.kind]).forget(key)
 
 
 class OperatorState:
@@ -321,7 +321,7 @@ class OperatorState:
 
     def _add_namespaces(self, namespaces: Collection[str]) -> None:
         """Queue all objects in namespaces that this operator has started or stopped serving."""
-        for key in self.cache.parents() if namespaces else ():
+        for key in self.cache.parents():
             if key.namespace in namespaces:
                 self.queue.add_calmly(key)
 
@@ -424,10 +424,6 @@ class OperatorState:
         self._last_beat_s = time.monotonic()
         self._next_beat = asyncio.get_running_loop().call_later(_BEAT_S, self._beat)
 
-    async def _read_files(self) -> None:
-        await self.settings.facts.look()
-        self.settings.calibration.read()
-
     def _unwatched_inputs(self) -> object:
         """Return the inputs of decisions that no watch reports, as they were last read."""
         return self.settings.calibration.known, self.settings.facts.known, self.cache.optional_kinds
@@ -435,7 +431,7 @@ class OperatorState:
     async def _resync(self, cluster: Cluster, claims: Claims) -> None:
         """Resync all objects in one task, because kopf's timers and daemons would add finalizers."""
         loop = asyncio.get_running_loop()
-        await self._read_files()
+        await self.settings.read_files()
         self._inputs = self._unwatched_inputs()
         for round_ in itertools.count():
             await asyncio.sleep(RESYNC_S)
@@ -445,7 +441,7 @@ class OperatorState:
                 await self.relist.in_round(round_, cluster)
             except ClusterError as error:
                 _logger.warning("listing failed, will retry: %s", error)
-            await self._read_files()
+            await self.settings.read_files()
             if self._inputs != (now := self._unwatched_inputs()):
                 self.add_all()
             self._inputs = now

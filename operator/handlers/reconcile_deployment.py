@@ -526,7 +526,7 @@ class Reconciler:
         rest = record.rest if record else None
         if record is None or rest is None or rest.looks >= _MOST_POLLS:
             return None
-        # A list that failed halfway may have brought a version without queuing the object.
+        # A second line of defense: each change of these in the cache also queues the object.
         if rest.body is not self._cache.parent(key) or rest.children != self._cache.all_children(key):
             return None
         rest.looks += 1

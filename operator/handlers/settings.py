@@ -67,6 +67,11 @@ class Settings:
         """Holder of claims on namespaces, the same for all replicas of an installation."""
         return own_name() if self.lease is None else f"{self.lease.namespace}/{self.lease.name}"
 
+    async def read_files(self) -> None:
+        """Read the mounted files that all decisions depend on, if they have changed."""
+        await self.facts.look()
+        self.calibration.read()
+
     def token_ids_allowed(self, namespace: str) -> LiveTokenIds:
         """Return the token ids that live captures may record in a namespace."""
         return self.token_ids.get(namespace, LiveTokenIds.NONE)

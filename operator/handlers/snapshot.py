@@ -45,8 +45,7 @@ class Snapshot:
 
     async def settled(self, keys: Iterable[Key]) -> set[Key]:
         """Return the objects that are as an earlier process has settled them."""
-        await self._settings.facts.look()
-        self._settings.calibration.read()
+        await self._settings.read_files()
         try:
             body = await self._cluster.get(CONFIG_MAP, self._lease.namespace, self._name)
         except ClusterError as error:

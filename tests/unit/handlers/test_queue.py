@@ -366,6 +366,17 @@ async def test_failed_change_keeps_its_priority_on_retry(
     assert (worked.index(LONE, 1) <= 2) == ahead
 
 
+async def a_change_includes_child_events(queue: WorkQueue, work: Counted, timers: Retries) -> None:
+    """After two runs, add a child event and a change; one run serves both."""
+    queue.add_soon(LONE)
+    queue.add(LONE)
+    await work.ran(3)
+    timers.fire()
+    queue.add(CROWD[0])
+    await work.ran(4)
+    assert queue.longest_wait_s() == 0, "the change included the event"
+
+
 async def test_first_child_event_waits_for_more_and_a_change_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     queue, work = WorkQueue(workers=1), Counted()
     async with running(queue, work):
@@ -379,13 +390,7 @@ async def test_first_child_event_waits_for_more_and_a_change_does_not_wait(monke
         await work.ran(2)
         assert not queue.is_pending(LONE)
         timers.fire()
-        queue.add_soon(LONE)
-        queue.add(LONE)
-        await work.ran(3)
-        timers.fire()
-        queue.add(CROWD[0])
-        await work.ran(4)
-        assert queue.longest_wait_s() == 0, "the change included the event"
+        await a_change_includes_child_events(queue, work, timers)
 
 
 async def test_child_events_do_not_extend_a_delay_and_the_one_after_work_is_longer(
@@ -416,13 +421,7 @@ async def test_child_events_after_work_are_merged_and_changes_do_not_wait(
         assert work.runs == 1
         timers.fire()
         await work.ran(2)
-        queue.add_soon(LONE)
-        queue.add(LONE)
-        await work.ran(3)
-        timers.fire()
-        queue.add(CROWD[0])
-        await work.ran(4)
-        assert queue.longest_wait_s() == 0, "the change was looked at with all that was told"
+        await a_change_includes_child_events(queue, work, timers)
 
 
 @pytest.mark.parametrize("changed", [False, True], ids=["children", "the object, too"])
