@@ -58,14 +58,11 @@ def version_facts(version: str) -> Mapping[str, Any]:
     The result is shared: do not change it. Raises ValueError if ``version`` is not a version.
     """
     wanted = max(release(version), release(SIZED_VERSIONS[0]))
-    facts: Any = {}
-    for known in SIZED_VERSIONS:
-        for change in changes(known) if release(known) <= wanted else ():
-            facts = _merged(facts, {name: fact for name, fact in change.items() if name != "source"})
-    for known in LAUNCHED_VERSIONS:
-        if release(known) <= wanted:
-            facts = _merged(facts, _read(f"flags/{known}.json"))
-    return facts  # type: ignore[no-any-return]
+    *older, nearest = (known for known in SIZED_VERSIONS if release(known) <= wanted)
+    facts: Any = version_facts(older[-1]) if older else {}
+    for change in changes(nearest):
+        facts = _merged(facts, {name: fact for name, fact in change.items() if name != "source"})
+    return _merged(facts, _read(f"flags/{nearest}.json")) if nearest in LAUNCHED_VERSIONS else facts  # type: ignore[no-any-return]
 
 
 def changes(version: str) -> list[dict[str, Any]]:
