@@ -18,7 +18,6 @@ from specdecode_operator.enums import Method
 from specdecode_operator.sizing.catalogue import drafts_by
 from specdecode_operator.sizing.devices import product_of_memory
 from specdecode_operator.sizing.estimate_fields import CaseError, find_named_gpu
-from specdecode_operator.vllm.profiles import UnknownEngineVersionError, find_profile
 
 if TYPE_CHECKING:
     from specdecode_operator.cli.input_files import Document
@@ -174,6 +173,7 @@ class Description:
         from specdecode_operator.api.deployment import KIND  # noqa: PLC0415
         from specdecode_operator.api.deployment_rules import NAME_MAX_LENGTH  # noqa: PLC0415
         from specdecode_operator.cli.input_files import Document  # noqa: PLC0415
+        from specdecode_operator.vllm.profiles import UnknownEngineVersionError, find_profile  # noqa: PLC0415
 
         if self.model is None:
             raise DocumentError("--model is missing: set the target model, or pass a file with -f")

@@ -9,8 +9,9 @@ import typer
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.cli.input_files import Document, objects_in, read_models
+from specdecode_operator.cli.json_text import json_text
 from specdecode_operator.cli.options import Context, ExitCode, Kubeconfig, Namespace, ended
-from specdecode_operator.cli.outputs import json_text, yaml_text
+from specdecode_operator.cli.outputs import yaml_text
 from specdecode_operator.cli.terminal import say
 from specdecode_operator.cli.text_files import DocumentError, place_of, read_text
 from specdecode_operator.cluster.resources import DEPLOYMENT, LEADER_WORKER_SET, POD, SERVICE, Resource

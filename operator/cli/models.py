@@ -9,6 +9,7 @@ import typer
 
 from specdecode_operator.cli.hub import HubModels
 from specdecode_operator.cli.input_files import read_facts
+from specdecode_operator.cli.json_text import json_text
 from specdecode_operator.cli.main import application
 from specdecode_operator.cli.options import (
     ExitCode,
@@ -20,7 +21,7 @@ from specdecode_operator.cli.options import (
     fail,
     hub_models,
 )
-from specdecode_operator.cli.outputs import json_text, print_json
+from specdecode_operator.cli.outputs import print_json
 from specdecode_operator.cli.plan.answers import others_named
 from specdecode_operator.cli.terminal import aligned, say, say_line
 from specdecode_operator.cli.text_files import DocumentError, replaced_whole

@@ -3,15 +3,14 @@
 Control characters in untrusted text are escaped.
 """
 
-import json
 import re
 from collections.abc import Iterable, Sequence
-from functools import cache
 from typing import Any, Final, Literal, TypeVar
 
 import typer
 from pydantic import BaseModel, ConfigDict
 
+from specdecode_operator.cli.json_text import is_printable, json_text
 from specdecode_operator.cli.options import TableOrData
 from specdecode_operator.problems import Problem, printable
 
@@ -87,25 +86,6 @@ def print_json(value: Any) -> None:
     typer.echo(json_text(value, indent=2))
 
 
-def json_text(value: Any, indent: int | None = None) -> str:
-    """Return a value as JSON, with non-printable characters escaped."""
-    return printable_json(_encoder(indent).encode(value))
-
-
-@cache
-def _encoder(indent: int | None) -> json.JSONEncoder:
-    # json.dumps makes one for each call.
-    return json.JSONEncoder(indent=indent, ensure_ascii=False)
-
-
-def printable_json(text: str) -> str:
-    """Escape non-printable characters in JSON; the values stay the same."""
-    if text.isprintable() or _is_printable(text):
-        return text
-    # Outside strings, the only such character is the line break.
-    return "".join(each if each == "\n" or each.isprintable() else json.dumps(each)[1:-1] for each in text)
-
-
 def yaml_text(value: Any, **options: Any) -> str:
     """Return a value as YAML, with non-printable characters escaped. ``options`` go to ``yaml.dump``."""
     # Importing yaml takes longer than the rest of the command line.
@@ -113,11 +93,7 @@ def yaml_text(value: Any, **options: Any) -> str:
 
     chosen = {"Dumper": yaml.SafeDumper, "sort_keys": False, **options}
     text: str = yaml.dump(value, allow_unicode=True, **chosen)
-    return text if _is_printable(text) else str(yaml.dump(value, allow_unicode=False, **chosen))
-
-
-def _is_printable(text: str) -> bool:
-    return text.replace("\n", "").isprintable()
+    return text if is_printable(text) else str(yaml.dump(value, allow_unicode=False, **chosen))
 
 
 _MOST_ITEMS: Final = 100

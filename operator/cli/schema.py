@@ -35,7 +35,7 @@ def schema_command(command: Annotated[Printed, typer.Argument(help="Command whos
 _MODELS: Final = {
     Printed.PLAN: "cli.plan.data:PlanOutput",
     Printed.EXPLAIN: "cli.plan.data:ExplainOutput",
-    Printed.BATCH: "cli.plan.batch:BatchOutput",
+    Printed.BATCH: "cli.plan.batch_output:BatchOutput",
     Printed.ADVISE: "cli.advise:AdviseOutput",
     Printed.VERDICT: "cli.verdict:VerdictOutput",
     Printed.METRICS: "cli.metrics:MetricsOutput",

@@ -13,8 +13,9 @@ from typing import Annotated, Any, Final, Literal
 import typer
 from pydantic import RootModel
 
+from specdecode_operator.cli.json_text import json_text
 from specdecode_operator.cli.options import ExitCode
-from specdecode_operator.cli.outputs import Output, json_text
+from specdecode_operator.cli.outputs import Output
 from specdecode_operator.cli.terminal import say_line
 from specdecode_operator.cli.text_files import opened_line_files
 from specdecode_operator.problems import MISSING, Problem, shown

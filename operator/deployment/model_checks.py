@@ -23,8 +23,8 @@ from specdecode_operator.sizing.errors import PlanError, SizingError
 from specdecode_operator.sizing.families import draft_heads
 from specdecode_operator.sizing.geometry import ModelGeometry
 from specdecode_operator.sizing.memory.kv_cache import cache_layout
+from specdecode_operator.sizing.other_drafts import known_heads, matching_drafts
 from specdecode_operator.sizing.pair import Pair, Parallelism, loaded_draft, longest_sequence, vocabulary_mismatch
-from specdecode_operator.sizing.plan import known_heads, matching_drafts
 from specdecode_operator.sizing.tensor_parallel import tensor_problems
 from specdecode_operator.sizing.version_rules import Runner
 from specdecode_operator.vllm.extra_args_parser import last_option

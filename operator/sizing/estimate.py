@@ -66,6 +66,7 @@ from specdecode_operator.sizing.kernel_support import (
 )
 from specdecode_operator.sizing.memory.budget import Engine, Verdict, find_engine, reads_length, refuse_bad_split
 from specdecode_operator.sizing.memory.kv_cache import blocks_for, cache_layout, pool_blocks, pool_capacity
+from specdecode_operator.sizing.other_drafts import matching_drafts
 from specdecode_operator.sizing.pair import (
     NO_LENGTH,
     EngineLimits,
@@ -76,7 +77,6 @@ from specdecode_operator.sizing.pair import (
     says_no_length,
     vocabulary_mismatch,
 )
-from specdecode_operator.sizing.plan import matching_drafts
 from specdecode_operator.sizing.result_cache import MEMO_SIZE, ContentMemo, Memo
 from specdecode_operator.sizing.version_rules import (
     NEWEST_VERSION,

@@ -22,8 +22,8 @@ from specdecode_operator.capture.files.publish import file_entry, verify
 from specdecode_operator.capture.files.summary import summarize, summary_text
 from specdecode_operator.capture.files.validate import Validation, find, validate_capture, validate_file
 from specdecode_operator.capture.trace_reader import RecordingError
+from specdecode_operator.cli.json_text import printable_json
 from specdecode_operator.cli.options import ExitCode, HiddenName, TextOrJson, ended, fail, refused
-from specdecode_operator.cli.outputs import printable_json
 from specdecode_operator.cli.terminal import say, say_line
 from specdecode_operator.problems import printable
 from specdecode_operator.redaction import clip

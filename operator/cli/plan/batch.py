@@ -3,16 +3,14 @@
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Raw
-from pydantic import RootModel
 
+from specdecode_operator.cli.json_text import json_text
 from specdecode_operator.cli.options import ExitCode, ended, hub_models
-from specdecode_operator.cli.outputs import Output, json_text
 from specdecode_operator.cli.terminal import say_line
 from specdecode_operator.cli.text_files import DocumentError, opened_line_files, read_calibration
-from specdecode_operator.deployment.models.checkpoint_reader import CheckpointError
 from specdecode_operator.problems import shown
 from specdecode_operator.sizing.calibration import Calibration
 from specdecode_operator.sizing.catalogue import find_entry
@@ -21,63 +19,6 @@ from specdecode_operator.untrusted import JsonLines, UnreadableTextError
 
 if TYPE_CHECKING:
     from specdecode_operator.cli.hub import HubModels
-
-
-class CasePerGpu(Output):
-    """Memory of one GPU in bytes. If the case sets available_kv_gib, all fields except available_kv are null."""
-
-    total: int | None
-    """Memory of the device."""
-    requested: int | None
-    """Budget of the engine."""
-    target_weights: int | None
-    """Weights of the target."""
-    draft_weights: int | None
-    """Weights of the draft."""
-    state: int | None
-    """Buffers for the state of requests."""
-    activation: int | None
-    """Peak activation memory of one step."""
-    cuda_graphs: int | None
-    """CUDA graphs."""
-    non_torch: int | None
-    """Memory outside torch, including the correction of a calibration."""
-    available_kv: int
-    """Memory left for the KV cache, before the margin."""
-
-
-class CaseOutput(Output):
-    """Result of a case that was sized."""
-
-    id: str | int | None
-    """Id of the case."""
-    verdict: Literal["Fits", "Tight", "DoesNotFit"]
-    """Whether the case fits."""
-    per_gpu: CasePerGpu
-    """Budget of each GPU."""
-    margin_bytes: int
-    """Memory that must be to spare for Fits, because estimates may be wrong."""
-    kv_cache_tokens: int
-    """Tokens that the KV cache of each data-parallel copy holds, before the margin."""
-    max_concurrency: float
-    """Requests of full length that the KV cache of each copy holds."""
-    calibration: str | None = None
-    """Measurements that correct the estimates; absent if none do."""
-    error: None
-    """Null for a case that was sized."""
-
-
-class CaseErrorOutput(Output):
-    """Result of a case that could not be sized."""
-
-    id: str | int | None
-    """Id of the case; null if the line cannot be parsed."""
-    error: str
-    """Reason."""
-
-
-class BatchOutput(RootModel[CaseOutput | CaseErrorOutput]):
-    """Output of `plan --batch`: one line of the results."""
 
 
 _MOST_LINE_BYTES: Final = 4 * 2**20
@@ -181,6 +122,9 @@ class Lookup:
         self.unknown[model] = None
         if self.hub is None:
             return part
+        # Only the hub needs it.
+        from specdecode_operator.deployment.models.checkpoint_reader import CheckpointError  # noqa: PLC0415
+
         try:
             found = self.hub.find(model, revision if isinstance(revision, str) else None)
         except CheckpointError as error:

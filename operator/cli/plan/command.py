@@ -11,7 +11,6 @@ from specdecode_operator.cli.options import HiddenName, PlanForm, ended, fail, r
 from specdecode_operator.cli.terminal import say_line
 from specdecode_operator.cli.text_files import STANDARD_INPUT, DocumentError
 from specdecode_operator.sizing.arithmetic import MIB
-from specdecode_operator.sizing.startup_time import Rates
 
 _BATCH_OPTIONS: Final = frozenset({"batch", "out", "hub", "calibration", "strict"})
 _MOST_MIB_PER_S: Final = 2**20
@@ -109,6 +108,7 @@ def plan_command(  # noqa: PLR0913  each is an option
     from specdecode_operator.cli.input_files import InputOptions  # noqa: PLC0415
     from specdecode_operator.cli.plan.answers import ask, exit_code, say_what_is_missing  # noqa: PLC0415
     from specdecode_operator.cli.plan.objects import described_or_read, print_answers, say_notes  # noqa: PLC0415
+    from specdecode_operator.sizing.startup_time import Rates  # noqa: PLC0415
 
     refuse_written(context, {"out"}, "needs --batch")
     if explain:

@@ -1,6 +1,8 @@
 """`specdecode plan --batch` sizes lines that differ in a few numbers together, with the results of each line alone."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +105,23 @@ def test_each_number_of_a_sweep_has_the_result_of_the_line_alone(
     spelled = any(key in CASES[name] for key in ("max_seq_len", "--max-num-seqs", "available_kv_gib"))
     # All but the first valid one.
     assert len(swept) == (0 if spelled or not valid else len(valid) - 1)
+
+
+def test_a_batch_imports_neither_the_planner_nor_the_schema(tmp_path: Path) -> None:
+    source = tmp_path / "cases.jsonl"
+    source.write_text(json.dumps(CASES["pair"]) + "\n", encoding="utf-8")
+    heavy = ("cli.outputs", "cli.plan.answers", "cli.plan.batch_output", "deployment.models.checkpoint_reader")
+    heavy += ("sizing.plan", "sizing.startup_time", "vllm.profiles")
+    code = (
+        "import sys; from specdecode_operator.cli.main import app\n"
+        f"try: app(['plan', '--batch', {str(source)!r}])\n"
+        "except SystemExit: pass\n"
+        f"print([each for each in {heavy} if f'specdecode_operator.{{each}}' in sys.modules])"
+    )
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    *results, imported = finished.stdout.splitlines()
+    assert [json.loads(each)["error"] for each in results] == [None]
+    assert imported == "[]"
 
 
 @unhurried

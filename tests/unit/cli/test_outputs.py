@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from specdecode_operator.cli.main import TRACEBACK, Ending, app, run_to_its_end
 from specdecode_operator.cli.options import HiddenName
-from specdecode_operator.cli.plan.batch import BatchOutput
+from specdecode_operator.cli.plan.batch_output import BatchOutput
 from specdecode_operator.cli.plan.data import ExplainOutput, PlanOutput
 from tests.support.golden import EXAMPLES, ROOT
 from tests.support.objects import H200

@@ -20,7 +20,7 @@ from specdecode_operator.api.crds import structural_schema
 from specdecode_operator.api.deployment import Parallelism, Serving
 from specdecode_operator.api.deployment_status import PlanStatus
 from specdecode_operator.cli.outputs import code
-from specdecode_operator.cli.plan.batch import CaseOutput
+from specdecode_operator.cli.plan.batch_output import CaseOutput
 from specdecode_operator.cli.plan.data import CandidateOutput, FixOutput, PrecisionOutput
 from tests.support.devices import GPUS, claiming, gpu, resource_slice
 from tests.support.golden import EXAMPLES, ROOT

@@ -17,21 +17,19 @@ from specdecode_operator.sizing.geometry import ModelGeometry
 from specdecode_operator.sizing.kernel_support import NOTHING_NAMED, Available
 from specdecode_operator.sizing.memory.budget import EngineLimits, Pair, Term, Verdict, estimate, tightest_grouping
 from specdecode_operator.sizing.memory.kv_cache import blocks_for
+from specdecode_operator.sizing.other_drafts import DraftHead, known_heads, smaller_drafts
 from specdecode_operator.sizing.pair import TENSOR_ONLY, Parallelism, effective_batch, spread_problems
 from specdecode_operator.sizing.plan import (
     Change,
     Changes,
-    DraftHead,
     Fix,
     GpuPool,
     PlanOptions,
     Question,
     fewer_batched_tokens,
     find_fixes,
-    known_heads,
     plan_on_cpu,
     plan_on_gpus,
-    smaller_drafts,
 )
 from specdecode_operator.sizing.quantization_matrix import PLACE_ONLY, candidate_rows, quantization_matrix, ranked
 from specdecode_operator.sizing.rank_layers import Split, whole_model
