@@ -22,6 +22,8 @@ from specdecode_operator.untrusted import MAX_BYTES, too_large
 STANDARD_INPUT: Final = "-"
 
 _FIX: Final = "use a readable file, or - for standard input"
+_BUFFER_BYTES: Final = 2**16
+"""Python's own buffers of 8 KiB hold few lines of a batch."""
 _MOST_ERRORS: Final = 50
 """Maximum number of errors shown per file."""
 
@@ -103,7 +105,7 @@ def open_to_read(file: str) -> Iterator[BinaryIO]:
         kind = kinds.get(stat.S_IFMT(mode), "a device")
         raise DocumentError(f"{place_of(file)}: is {kind}: use a file, or - for standard input")
     try:
-        stream = Path(file).open("rb")  # noqa: SIM115  closed below; the caller handles its own read errors
+        stream = Path(file).open("rb", _BUFFER_BYTES)  # noqa: SIM115  closed below; the caller handles its own read errors
     except OSError as error:
         raise unreadable(file, error) from error
     with stream:
@@ -132,7 +134,7 @@ def replaced_whole(file: Path) -> Iterator[TextIO]:
         raise
     temporary = Path(name)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+        with os.fdopen(handle, "w", _BUFFER_BYTES, encoding="utf-8") as stream:
             yield stream
         temporary.chmod(mode)
         temporary.replace(target)

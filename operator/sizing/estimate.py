@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import lru_cache, partial
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from specdecode_operator.enums import (
     DTYPE_BYTES,
@@ -64,7 +64,14 @@ from specdecode_operator.sizing.kernel_support import (
     pair_kernel_problem,
     served_precision,
 )
-from specdecode_operator.sizing.memory.budget import Engine, Verdict, find_engine, reads_length, refuse_bad_split
+from specdecode_operator.sizing.memory.budget import (
+    Budget,
+    Engine,
+    Verdict,
+    find_engine,
+    reads_length,
+    refuse_bad_split,
+)
 from specdecode_operator.sizing.memory.kv_cache import blocks_for, cache_layout, pool_blocks, pool_capacity
 from specdecode_operator.sizing.other_drafts import matching_drafts
 from specdecode_operator.sizing.pair import (
@@ -167,6 +174,29 @@ def size_case(values: object, calibration: Calibration = UNCALIBRATED) -> dict[s
     return Sizer(calibration).size(values)
 
 
+class Sized(NamedTuple):
+    """A case that was sized on a GPU."""
+
+    budget: Budget
+    unmodelled: tuple[str, ...]
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """The result line without the id."""
+        budget = self.budget
+        return {
+            "verdict": budget.verdict.value,
+            "per_gpu": dict(zip(_TERMS, _of_terms(budget), strict=True)),
+            "margin_bytes": budget.margin_bytes,
+            "kv_cache_tokens": budget.kv_cache_tokens,
+            "max_concurrency": budget.max_concurrency,
+            **({"uncalibrated": True} if budget.uncalibrated_gpu else {}),
+            **({"calibration": budget.calibration} if budget.calibration else {}),
+            "error": None,
+            **({"unmodelled": list(self.unmodelled)} if self.unmodelled else {}),
+        }
+
+
 class Sizer:
     """Sizes the cases of a batch. What cases have in common that differ only in `SWEPT` keys is computed once."""
 
@@ -186,7 +216,7 @@ class Sizer:
             if case.available_kv_bytes is not None:
                 return _kv_result(case, case.available_kv_bytes)
             sweep = _Sweep(case)
-            result = sweep.size(case.fields.values)
+            result = sweep.size(case.fields.values).line
         except SizingError as error:
             raise CaseError(_KEY_OF.get(error.field, error.field), error.value, error.message) from error
         # A swept key in another spelling is one of the others.
@@ -195,8 +225,8 @@ class Sizer:
             self._sweeps.get(others, lambda: sweep)
         return result
 
-    def size_swept(self, others: Hashable, values: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the result line of a case with these values of `SWEPT` and the other values of an earlier case.
+    def size_swept(self, others: Hashable, values: Mapping[str, Any]) -> Sized | None:
+        """Size a case with these values of `SWEPT` and the other values of an earlier case.
 
         Return None if there is no earlier case. Raise ValueError for invalid values; `size` has the message.
         """
@@ -218,8 +248,8 @@ class _Sweep:
         self._reads_length = reads_length(case.pair)
         self._engines: Memo[Engine] = Memo()
 
-    def size(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the result line of the case with these values, or raise ValueError."""
+    def size(self, values: Mapping[str, Any]) -> Sized:
+        """Size the case with these values, or raise ValueError."""
         fields, limits = CaseFields(values), self._pair.limits
         length = _length(fields, self._pair.target, limits.engine_version)
         sequences = _sequences(fields, self._defaults, limits.max_num_batched_tokens)
@@ -227,22 +257,10 @@ class _Sweep:
         _reject_length(fields, self._pair, self._most_tokens)
         _reject_sequences(fields, sequences, self._most_sequences)
 
-        def find() -> Engine:
-            changed = replace(limits, max_model_len=length, max_num_seqs=sequences)
-            return find_engine(replace(self._pair, limits=changed), self._device, self._split)
-
-        budget = self._engines.get((sequences, length if self._reads_length else None), find).budget(length, percent)
-        return {
-            "verdict": budget.verdict.value,
-            "per_gpu": dict(zip(_TERMS, _of_terms(budget), strict=True)),
-            "margin_bytes": budget.margin_bytes,
-            "kv_cache_tokens": budget.kv_cache_tokens,
-            "max_concurrency": budget.max_concurrency,
-            **({"uncalibrated": True} if budget.uncalibrated_gpu else {}),
-            **({"calibration": budget.calibration} if budget.calibration else {}),
-            "error": None,
-            **({"unmodelled": list(self._unmodelled)} if self._unmodelled else {}),
-        }
+        # Engines that do not read the length are those of any length.
+        key = sequences, length if self._reads_length else limits.max_model_len
+        engine = self._engines.get(key, lambda: find_engine(self._pair.with_requests(*key), self._device, self._split))
+        return Sized(engine.budget(length, percent), self._unmodelled)
 
 
 def _kv_result(case: Case, available_bytes: int) -> dict[str, Any]:

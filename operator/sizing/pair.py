@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Final
+from typing import Final, TypeVar
 
 from specdecode_operator.enums import METHODS_IN_PARALLEL, METHODS_OF_BLOCKS, SIXTEEN_BIT_BYTES, Method, Precision
 from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration
@@ -193,6 +193,14 @@ class Pair:
             if model is not None:
                 object.__setattr__(self, role, computed_in(model, self.limits.dtype_bytes))
 
+    def with_requests(self, max_num_seqs: int, max_model_len: int) -> "Pair":
+        """Return the pair with other limits of requests, as `dataclasses.replace` does, but in a fifth of its time."""
+        limits = _changed(self.limits, max_num_seqs=max_num_seqs, max_model_len=max_model_len)
+        changed = _changed(self, limits=limits)
+        # The table of positions of some heads is as long as requests. The era does not depend on them.
+        vars(changed).pop("loaded_draft", None)
+        return changed
+
     @property
     def models(self) -> str:
         """The names of target and draft, joined by `` + ``."""
@@ -258,6 +266,16 @@ class Pair:
         stretched = sizing_facts(version)["positions_like_target"]
         least_positions = self.limits.max_model_len if self.method in stretched else 0
         return _fitted_draft(draft, target, self.num_speculative_tokens, least_positions), precision
+
+
+_Changed = TypeVar("_Changed", EngineLimits, Pair)
+
+
+def _changed(value: _Changed, **fields: object) -> _Changed:
+    """Return a copy with other values of fields, and the same cached properties."""
+    copied = object.__new__(type(value))
+    vars(copied).update(vars(value), **fields)
+    return copied
 
 
 def loaded_draft(pair: Pair) -> tuple[ModelGeometry, Precision] | None:

@@ -37,15 +37,18 @@ from specdecode_operator.sizing.memory.buffers import (
     state_bytes,
 )
 from specdecode_operator.sizing.memory.kv_cache import (
+    NULL_BLOCKS,
     CachedLayers,
     KvGrouping,
     blocks_for,
     cache_layout,
+    capacity_of,
     kv_bytes_per_token,
     layers_of_pair,
     parameter_weights,
     pool_blocks,
     pool_capacity,
+    request_blocks,
     stage_weights,
 )
 from specdecode_operator.sizing.pair import (
@@ -475,6 +478,7 @@ class Engine(NamedTuple):
 
     device: Device
     ranks: tuple[Rank, ...]  # A GPU of each pipeline stage, with the correction
+    used_bytes: tuple[int, ...]  # Bytes of each, by all terms
     layout: tuple[KvGrouping, ...]  # KV cache of each stage
     margins: tuple[tuple[int, int], ...]  # Margin of each stage, and the part of it for estimated models
     min_concurrency: int
@@ -491,14 +495,15 @@ class Engine(NamedTuple):
         total = self.device.total_bytes
         # As vLLM rounds it (v1/worker/utils.py, request_memory).
         requested = math.ceil(total * memory_utilization_percent / 100)
-        all_available = [requested - sum(rank) for rank in self.ranks]
-        blocks = [size // each.bytes_per_block for size, each in zip(all_available, self.layout, strict=True)]
+        by_stage = zip(self.used_bytes, self.layout, strict=True)
+        blocks = [(requested - used) // each.bytes_per_block for used, each in by_stage]
         fewest = min(blocks)
         # Of equal stages the last one: it samples and holds the draft.
         tightest = max(stage for stage, number in enumerate(blocks) if number == fewest) if len(blocks) > 1 else 0
-        rank, grouping, available = self.ranks[tightest], self.layout[tightest], all_available[tightest]
-        capacity = pool_capacity(grouping, max(0, fewest), max_model_len)
-        full_length = blocks_for(grouping, max_model_len, self.min_concurrency) * grouping.bytes_per_block
+        rank, grouping, available = self.ranks[tightest], self.layout[tightest], requested - self.used_bytes[tightest]
+        per_request = request_blocks(grouping, max_model_len)
+        capacity = capacity_of(max(0, fewest), per_request, max_model_len)
+        full_length = (self.min_concurrency * per_request + NULL_BLOCKS) * grouping.bytes_per_block
         # The first shortage is reported.
         states = self.state_blocks * grouping.bytes_per_block
         needed = full_length if available < full_length else max(full_length, states)
@@ -559,6 +564,7 @@ def find_engine(pair: Pair, device: Device, split: Parallelism) -> Engine:
     return Engine(
         device=device,
         ranks=ranks,
+        used_bytes=tuple(map(sum, ranks)),
         layout=footprint.cached.layout(limits.kv_cache_element_bytes),
         margins=tuple(_margins_bytes(pair, footprint.era, device, rank, correction) for rank in ranks),
         min_concurrency=limits.min_concurrency,

@@ -364,12 +364,16 @@ def pool_blocks(stages: Sequence[KvGrouping], available_bytes: Sequence[int]) ->
 
 
 def pool_capacity(grouping: KvGrouping, num_blocks: int, max_model_len: int) -> KvCapacity:
+    """Return the capacity of a pool of this many blocks; with pipeline stages, any stage's grouping gives the same."""
+    return capacity_of(num_blocks, request_blocks(grouping, max_model_len), max_model_len)
+
+
+def capacity_of(num_blocks: int, blocks_per_request: int, max_model_len: int) -> KvCapacity:
     """Return the capacity of a pool of this many blocks.
 
-    Floats as in vLLM (get_kv_cache_capacity), so that tokens equal the number that its log prints from 0.21 on. With
-    pipeline stages any stage's grouping gives the same.
+    Floats as in vLLM (get_kv_cache_capacity), so that tokens equal the number that its log prints from 0.21 on.
     """
-    concurrency = num_blocks / request_blocks(grouping, max_model_len)
+    concurrency = num_blocks / blocks_per_request
     return KvCapacity(num_blocks, int(concurrency * max_model_len), concurrency)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from specdecode_operator.cli.plan import batch
 from specdecode_operator.sizing.catalogue import known_models
-from specdecode_operator.sizing.estimate import SWEPT, Sizer, size_case
+from specdecode_operator.sizing.estimate import SWEPT, Sized, Sizer, size_case
 from specdecode_operator.sizing.memory.budget import Budget, Engine
 from tests.support.llama import LLAMA_8B_CONFIG
 
@@ -86,7 +86,7 @@ def swept(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     found: list[object] = []
     size_swept = Sizer.size_swept
 
-    def noted(self: Sizer, others: Any, values: Any) -> dict[str, Any] | None:
+    def noted(self: Sizer, others: Any, values: Any) -> Sized | None:
         if (result := size_swept(self, others, values)) is not None:
             found.append(result)
         return result
@@ -105,6 +105,13 @@ def test_each_number_of_a_sweep_has_the_result_of_the_line_alone(
     spelled = any(key in CASES[name] for key in ("max_seq_len", "--max-num-seqs", "available_kv_gib"))
     # All but the first valid one.
     assert len(swept) == (0 if spelled or not valid else len(valid) - 1)
+
+
+def test_long_lines_are_swept_and_told_apart(tmp_path: Path, swept: list[object]) -> None:
+    long = {**CASES["pair"], "notes": "x" * 20_000}
+    cases = [{**long, "max_num_seqs": requests, "tp": tensor} for requests in (16, 32) for tensor in (4, 8)]
+    sized_together(tmp_path, [json.dumps(each) for each in cases])
+    assert len(swept) == 2
 
 
 def test_a_batch_imports_neither_the_planner_nor_the_schema(tmp_path: Path) -> None:
@@ -153,7 +160,8 @@ def test_every_model_of_the_catalogue_is_swept_with_the_results_of_each_line_alo
             changed = {**case, **change}
             alone = outcome(changed)
             values = {key: changed[key] for key in SWEPT if key in changed}
-            together = sizer.size_swept(model, values) or outcome(changed, sizer, model)
+            like = sizer.size_swept(model, values)
+            together = outcome(changed, sizer, model) if like is None else like.line
             assert json.dumps(together) == json.dumps(alone), changed
             sized += alone["error"] is None
     assert sized > 3 * len(known_models()) / 2

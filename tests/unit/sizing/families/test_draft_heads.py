@@ -363,6 +363,19 @@ def test_eagle_rotary_table_covers_max_model_len(make: PairMaker) -> None:
         assert [rope.size_bytes(2) for rope in loaded[0].ropes] == [rows * 128 * 2]
 
 
+@pytest.mark.parametrize("length", [1024, 8192])
+def test_pair_with_other_requests_equals_a_new_pair(make: PairMaker, length: int) -> None:
+    entry = find_entry("yuhuili/EAGLE-LLaMA3-Instruct-8B")
+    assert entry is not None
+    pair = make(LLAMA, "eagle", 3, dict(entry.config), max_model_len=4096, max_num_seqs=8)
+    new = replace(pair, limits=replace(pair.limits, max_model_len=length, max_num_seqs=16))
+    assert loaded_draft(pair) is not None
+    changed = pair.with_requests(16, length)
+    assert (changed, changed.era) == (new, new.era)
+    ropes = [[] if draft is None else draft[0].ropes for draft in map(loaded_draft, (changed, new))]
+    assert ropes[0] == ropes[1]
+
+
 @pytest.mark.parametrize("method", ["suffix", "ngram", "ngram_gpu"])
 def test_methods_without_a_draft_use_no_weights_or_kv_cache(make: PairMaker, method: str) -> None:
     pair = make(LLAMA, method, 5)
