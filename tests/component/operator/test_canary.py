@@ -22,7 +22,7 @@ from specdecode_operator.api.deployment import Key
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.engine_probe import EngineProbe
-from specdecode_operator.cluster.resources import POOL_LABEL
+from specdecode_operator.cluster.resources import OUR_KINDS, POOL_LABEL, SPECDECODE_DEPLOYMENT
 from specdecode_operator.handlers import reconcile_deployment
 from specdecode_operator.handlers.metrics import OperatorMetrics
 from specdecode_operator.handlers.reconcile_deployment import Reconciler
@@ -36,7 +36,7 @@ from tests.support.kubectl import Kubectl
 from tests.support.objects import tiny_cpu
 from tests.support.operator_process import IMAGE, OperatorProcess
 from tests.support.pool_traffic import Engine, looks
-from tests.support.waiting import DEADLINE_S
+from tests.support.waiting import DEADLINE_S, POLL_S
 
 STABLE = 2
 MAX_S = 3600
@@ -113,6 +113,7 @@ class OperatorHere:
         cache, probe = Cache(), EngineProbe()
         self._probes.append(probe)
         self._relist = Relist(cache, (), None, lambda _: None)
+        self._relist.watched.update(each.kind for each in OUR_KINDS.values())
         settings = Settings(operator_image=IMAGE)
         self._reconciler = Reconciler(self._cluster, cache, probe, OperatorMetrics(cache), settings)
 
@@ -121,9 +122,13 @@ class OperatorHere:
         for probe in self._probes:
             await probe.close()
 
-    async def look(self) -> None:
-        """Reconcile the object once."""
-        await self._relist.everything(self._cluster)
+    async def look(self, *, only_served: bool = False) -> None:
+        """Reconcile the object once; no children are listed if engines have only served since the last look."""
+        if only_served:
+            self._relist.due.add(SPECDECODE_DEPLOYMENT.kind)
+            await self._relist.in_round(1, self._cluster)
+        else:
+            await self._relist.everything(self._cluster)
         await self._reconciler.reconcile(self._key)
 
 
@@ -181,10 +186,11 @@ class Story:
         report(self.kubectl, name, ready=True, state=RUNNING)
         self.kubectl.patch_pod_status(name, {"podIP": address, "podIPs": [{"ip": address}]})
 
-    async def look(self) -> None:
-        """Reconcile once."""
-        self.tend()
-        await self.operator.look()
+    async def look(self, *, only_served: bool = False) -> None:
+        """Reconcile once; no pod can have changed if engines have ``only_served`` since the last look."""
+        if not only_served:
+            self.tend()
+        await self.operator.look(only_served=only_served)
         reason = self.said()[1]
         if reason != (self.reasons or ("",))[-1]:
             self.reasons = (*self.reasons, reason)
@@ -199,6 +205,7 @@ class Story:
             async with asyncio.timeout(DEADLINE_S):
                 while not reached():
                     await self.look()
+                    await asyncio.sleep(POLL_S)
         except TimeoutError:
             seen = {kind: self.said(kind) for kind in ("Ready", "Canary", "Planned", "Accepted")}
             message = f"not within {DEADLINE_S} s: {what} (last: {seen})"
@@ -241,7 +248,7 @@ class Story:
             for name, grown in [each for pool in pools for each in pool.items()]:
                 self.engines[names[name]].served = begun[names[name]] + grown
             self.now_s = begun_s + at_s
-            await self.look()
+            await self.look(only_served=True)
             if self.said()[1] != "CanaryComparing":
                 return
 
