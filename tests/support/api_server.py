@@ -148,12 +148,15 @@ class ApiServer:
 
     def find(self, resource: Resource, name: str) -> Body | None:
         """Return an object; names are unique in these tests, whatever the namespace."""
-        found = [
-            body
-            for (plural, _, known), body in self._objects.items()
-            if (plural, known) == (resource.qualified_plural, name)
-        ]
+        wanted = resource.qualified_plural, name
+        found = [body for (plural, _, known), body in self._objects.items() if (plural, known) == wanted]
         return _copy(found[0]) if found else None
+
+    def versions(self, resource: Resource) -> dict[str, tuple[str, str]]:
+        """Return the UID and the version of each object of a kind, by name."""
+        wanted = resource.qualified_plural
+        found = ((name, body["metadata"]) for (plural, _, name), body in self._objects.items() if plural == wanted)
+        return {name: (metadata["uid"], metadata["resourceVersion"]) for name, metadata in found}
 
     def names(self, *resources: Resource) -> list[str]:
         """Return the names of all objects of some kinds."""

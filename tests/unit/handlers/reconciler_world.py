@@ -58,6 +58,7 @@ class World:
     def restart(self, **settings: Any) -> None:
         """Let another process take over."""
         self.cache, self.probe = Cache(), EngineProbe()
+        self._seen = set[tuple[str, str]]()
         self.metrics = OperatorMetrics(self.cache)
         self.settings = Settings(calibration=self.calibration, operator_image=OPERATOR_IMAGE, **settings)
         self.begin()
@@ -77,15 +78,20 @@ class World:
 
     def see(self) -> None:
         """Bring the cache up to what there is, as watches do."""
-        for body in self.all(SPECDECODE_DEPLOYMENT):
+        for body in self._unseen(SPECDECODE_DEPLOYMENT):
             self.cache.put_parent(SPECDECODE_DEPLOYMENT.kind, body)
         for resource in (*CHILDREN, POD):
-            bodies = self.all(resource)
-            for body in bodies:
+            for body in self._unseen(resource):
                 self.cache.put(resource.kind, body)
-            self.cache.retain(resource.kind, [body["metadata"]["uid"] for body in bodies], 10**9)
-        for node in self.all(NODE):
+            self.cache.retain(resource.kind, [uid for uid, _ in self.api.versions(resource).values()], 10**9)
+        for node in self._unseen(NODE):
             self.cache.put_node(node)
+
+    def _unseen(self, resource: Resource) -> list[Body]:
+        """Return the objects of a kind that this cache has not got in their version."""
+        found = {name: each for name, each in self.api.versions(resource).items() if each not in self._seen}
+        self._seen.update(found.values())
+        return [body for name in sorted(found) if (body := self.api.find(resource, name))]
 
     async def look(self, name: str = "llama") -> list[str]:
         """Reconcile once; return what was written."""
