@@ -4,6 +4,7 @@ Run as a module, this file writes that text: `./just golden`.
 """
 
 import json
+import pickle
 import sys
 from datetime import UTC, datetime
 from functools import cache
@@ -87,8 +88,19 @@ def _ours() -> list[Body]:
 
 def ours_in(path: Path) -> list[Body]:
     """Return the deployments and captures in a file."""
-    bodies = yaml.safe_load_all(path.read_text())
+    bodies = _copied(path.read_text())
     return [body for body in bodies if body["apiVersion"].startswith(f"{GROUP}/") and body["kind"] != training.KIND]
+
+
+def _copied(text: str) -> list[Body]:
+    bodies: list[Body] = pickle.loads(_parsed(text))
+    return bodies
+
+
+@cache
+def _parsed(text: str) -> bytes:
+    """Parse YAML once: a capture looks for its deployment in all examples."""
+    return pickle.dumps([*yaml.safe_load_all(text)])
 
 
 def rendered_examples() -> dict[str, list[Body]]:
