@@ -43,6 +43,14 @@ def live_serving(engine: Engine, models: Path, collector: Collector, *options: s
         yield server
 
 
+@pytest.fixture(scope="module")
+def live(engine: Engine, models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Collector, Server]]:
+    """Serve with a recorder that no collector has called, or that the last one has dismissed."""
+    collector = Collector(tmp_path_factory.mktemp("live"))
+    with live_serving(engine, models, collector) as server:
+        yield collector, server
+
+
 def of_kind(lines: list[Line], kind: str) -> list[Line]:
     return [line for line in lines if line["k"] == kind]
 
@@ -113,66 +121,66 @@ def recorded_window(received: Received, users: Users) -> list[Line]:
     return received.read()
 
 
-def test_live_captures_of_a_busy_engine_match_counters_and_users(engine: Engine, models: Path, tmp_path: Path) -> None:
-    collector = Collector(tmp_path)
-    with live_serving(engine, models, collector) as server:
-        users = Users(server.url)
-        with users.busy(KINDS):
-            wait_for_traffic(users, 5)
-            windows = []
-            for sample_percent in (100, 50, 100):
-                collector.call()
-                received = armed(collector, sample_percent)
-                lines = recorded_window(received, users)
-                received.close()
-                windows.append(lines)
-                # Cut in the middle: the engine forgets, serves on, and can be armed again.
-                cut = armed(collector, 100)
-                wait_for_traffic(users, 3)
-                cut.close()
-                collector.dismiss()
-            wait_for_traffic(users, 5)
+def test_live_captures_of_a_busy_engine_match_counters_and_users(live: tuple[Collector, Server]) -> None:
+    collector, server = live
+    users = Users(server.url)
+    with users.busy(KINDS):
+        wait_for_traffic(users, 5)
+        windows = []
+        for sample_percent in (100, 50, 100):
+            collector.call()
+            received = armed(collector, sample_percent)
+            lines = recorded_window(received, users)
+            received.close()
+            windows.append(lines)
+            # Cut in the middle: the engine forgets, serves on, and can be armed again.
+            cut = armed(collector, 100)
+            wait_for_traffic(users, 3)
+            cut.close()
+            collector.dismiss()
+        wait_for_traffic(users, 5)
 
-        assert {asked.status for asked in users.asked} == {200}
-        tallies = [assert_counted_as_by_vllm(lines) for lines in windows]
-        for lines in windows:
-            assert_records_are_what_happened(lines, users, server)
-        assert {line["ended_by"] for lines in windows for line in of_kind(lines, "request")} == {
-            "engine",
-            "stop_string",
-            "abort",
-        }
-        assert tallies[1]["sampled_out"] > 0
-        header = windows[1][0]
-        assert (header["live"], header["sample_percent"], header["block_hash"]) == (True, 50, "blake2b-salted")
-        assert len({lines[0]["boot"] for lines in windows}) == 3
-        text = repr(windows)
-        assert not any(kind in text for kind in KINDS)
+    assert {asked.status for asked in users.asked} == {200}
+    tallies = [assert_counted_as_by_vllm(lines) for lines in windows]
+    for lines in windows:
+        assert_records_are_what_happened(lines, users, server)
+    assert {line["ended_by"] for lines in windows for line in of_kind(lines, "request")} == {
+        "engine",
+        "stop_string",
+        "abort",
+    }
+    assert tallies[1]["sampled_out"] > 0
+    header = windows[1][0]
+    assert (header["live"], header["sample_percent"], header["block_hash"]) == (True, 50, "blake2b-salted")
+    assert len({lines[0]["boot"] for lines in windows}) == 3
+    text = repr(windows)
+    assert not any(kind in text for kind in KINDS)
 
 
-def test_canaries_are_counted_and_not_recorded(engine: Engine, models: Path, tmp_path: Path) -> None:
+def test_canaries_are_counted_and_not_recorded(live: tuple[Collector, Server]) -> None:
     spec = small_pair()["spec"]
     spec["serving"]["servedModelNames"] = ["tiny"]
     spec["policy"] = {"canaries": {"intervalSeconds": 86_400, "prompts": ["The capital of Italy is"]}}  # asked once
     canaries = canaries_json(gather_facts(SpecDecodeDeploymentSpec.parse(spec)))
     assert canaries is not None
-    collector = Collector(tmp_path)
-    with live_serving(engine, models, collector) as server:
-        users = Users(server.url)
+    collector, server = live
+    users = Users(server.url)
 
-        def told() -> CanaryReading | None:
-            page = httpx.get(f"{server.url}/metrics", trust_env=False, timeout=120).text
-            return read_metrics(page, find_profile(SERVED)).canaries
+    def told() -> CanaryReading | None:
+        page = httpx.get(f"{server.url}/metrics", trust_env=False, timeout=120).text
+        return read_metrics(page, find_profile(SERVED)).canaries
 
-        collector.call()
-        with users.busy(("plain", "plain-too")):
-            received = armed(collector, 100)
-            (collector.folder / CANARIES_ENTRY).write_text(canaries)
-            eventually(told, "the answer is judged")
-            received.read(enough)
-            received.send({"disarm": {"drain_s": 60.0}})
-            lines = received.read()
-        assert told() == CanaryReading(right=1)
+    collector.call()
+    with users.busy(("other", "another")):
+        received = armed(collector, 100)
+        (collector.folder / CANARIES_ENTRY).write_text(canaries)
+        eventually(told, "the answer is judged")
+        received.read(enough)
+        received.send({"disarm": {"drain_s": 60.0}})
+        lines = received.read()
+    received.close()
+    collector.dismiss()
+    assert told() == CanaryReading(right=1)
     tally = assert_counted_as_by_vllm(lines)
     assert tally["sampled_out"] == 2, "the question, and its check"
     salt = Salt(bytes.fromhex(KEY))
