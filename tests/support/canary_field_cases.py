@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any, Final
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
@@ -18,8 +19,9 @@ BLOCK: Final = Served(
 """What an engine of the stable pool does in each block."""
 
 
+@cache
 def comparison(*canary: Served, blocks: int = 9) -> PoolComparison:
-    """Return a comparison of as many blocks, of which the canary has such ones in turn."""
+    """Return a comparison of as many blocks, of which the canary has such ones in turn; only to be read."""
     found, counters = PoolComparison(), [Served(), Served()]
     for block in range(blocks + 1):
         found.observe({"stable": counters[0]}, {"canary": counters[1]}, BLOCK_S * block)

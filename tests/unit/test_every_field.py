@@ -199,8 +199,13 @@ def leaves(schema: Body, path: str = "") -> Iterator[str]:
         yield path
 
 
-def fields() -> Iterator[tuple[str, str]]:
+@cache
+def fields() -> tuple[tuple[str, str], ...]:
     """Every kind with each field of its spec."""
+    return tuple(_fields())
+
+
+def _fields() -> Iterator[tuple[str, str]]:
     for file in sorted(CRDS.glob("*.yaml")):
         crd = yaml.safe_load(file.read_text())
         if crd["kind"] != "CustomResourceDefinition":
