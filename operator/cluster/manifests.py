@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import yaml
 
 from specdecode_operator.api import base, capture, training
@@ -44,6 +45,11 @@ _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 KUBELET_VARIABLE: Final = re.compile(r"\$\$|\$\(([^)\s]{0,255}+)\)")
 """third_party/forked/golang/expansion/expand.go in Kubernetes: two dollars are one, $(NAME) is a variable."""
+
+
+def indented_json(value: Any) -> str:
+    """Return a value as readable JSON with sorted keys, in a tenth of the time of `json.dumps`."""
+    return msgspec.json.format(msgspec.json.encode(value, order="sorted"), indent=2).decode()
 
 
 def _held(context: "jinja2.runtime.Context", value: Any) -> str:

@@ -13,7 +13,7 @@ import msgspec
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Key
-from specdecode_operator.cluster.manifests import owned, render_template
+from specdecode_operator.cluster.manifests import indented_json, owned, render_template
 from specdecode_operator.cluster.resources import (
     CANARY_POOL,
     DEPLOYMENT,
@@ -69,7 +69,7 @@ def plan_data(plan: Plan, matrix: Sequence[MatrixRow] = (), startup: StartupTime
         content["startupSeconds"] = {phase: list(seconds) for phase, seconds in phases.items()}
     for row in (content["chosen"], *content["rows"]):
         del row["spread"]["tensor"]  # the row's own `tensor` is the one the plan chose
-    data = {PLAN_ENTRY: msgspec.json.format(msgspec.json.encode(content, order="sorted"), indent=2).decode()}
+    data = {PLAN_ENTRY: indented_json(content)}
     return data | ({"matrix.csv": table.csv} if table.csv else {})
 
 

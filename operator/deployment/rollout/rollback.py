@@ -4,7 +4,6 @@ A ConfigMap stores the last good workload and the failed attempt, so both surviv
 spec is not changed. A failed attempt is not retried until the spec or plan changes.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Final
@@ -12,7 +11,7 @@ from typing import Final
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Key, SpecDecodeDeploymentSpec
 from specdecode_operator.cluster.drift import content_hash
-from specdecode_operator.cluster.manifests import owned
+from specdecode_operator.cluster.manifests import indented_json, owned
 from specdecode_operator.deployment.parsed_deployment import engine_fields
 from specdecode_operator.deployment.rollout.engine_workload import (
     pack_object,
@@ -110,13 +109,13 @@ def read_last_good(config_map: Body | None) -> LastGood | None:
 
 def render_last_good(key: Key, uid: str, last_good: LastGood) -> Body:
     """Return the ConfigMap that stores the last good workload."""
-    data = {_WORKLOAD: json.dumps(last_good.workload, indent=2, sort_keys=True)}
+    data = {_WORKLOAD: indented_json(last_good.workload)}
     if last_good.failure is not None:
-        data[_FAILURE] = json.dumps(asdict(last_good.failure), indent=2, sort_keys=True)
+        data[_FAILURE] = indented_json(asdict(last_good.failure))
     if last_good.groups is not None:
-        data[_GROUPS] = json.dumps(group_history_as_data(last_good.groups), indent=2, sort_keys=True)
+        data[_GROUPS] = indented_json(group_history_as_data(last_good.groups))
     if last_good.promotion is not None:
-        data[_PROMOTION] = json.dumps(asdict(last_good.promotion), indent=2, sort_keys=True)
+        data[_PROMOTION] = indented_json(asdict(last_good.promotion))
     body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": last_good_name(key)}, "data": data}
     return owned(body, key, uid)
 
