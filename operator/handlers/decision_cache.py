@@ -39,5 +39,8 @@ class DecisionCache:
             return replace(latest, children=self._packed.unread())
         desired = decide(parent, cluster)
         self._packed = PackedChildren.of(desired.children)
-        self._asked, self._previous, self._latest = asked, parent.status.plan, replace(desired, children=[])
+        plan = desired.outcome.plan_status
+        # The equal plan of the status would take several kB.
+        self._previous = plan if parent.status.plan == plan else parent.status.plan
+        self._asked, self._latest = asked, replace(desired, children=[])
         return desired
