@@ -53,10 +53,10 @@ class OperatorProcess:
         command += [f"--health-port={port}", "--metrics-port=0", f"--calibration={self.calibration}"]
         command += [f"--facts={self.facts}", *self.arguments]
         environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig), "SPECDECODE_OPERATOR_IMAGE": IMAGE}
-        environment |= self._environment
         if self.pod:
             command.append(f"--leader-election={SERVICE_ACCOUNT}")
             environment |= {"POD_NAMESPACE": NAMESPACE, "POD_NAME": self.pod}
+        environment |= self._environment
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         self._health_port = port

@@ -24,7 +24,7 @@ GROWTH: Final = "exponent"
 RATES: Final = ("/s", "by CPU s")
 """Parts of the units of rates. Of rates, more is better; of all other values, less."""
 
-_SIZE: Final = re.compile(r"[\d,]+ objects(?=: )")
+_SIZE: Final = re.compile(r"[\d,]+ objects(, \d+ operators)?(?=: )")
 """Prefix of the name of a figure that is measured for several numbers of objects."""
 
 LINEAR: Final = 1.1
@@ -101,7 +101,7 @@ class Row:
 
     @property
     def series(self) -> tuple[str, str]:
-        """Part and number of objects. Rows of the same series are measured together."""
+        """Part and number of objects and operators. Rows of the same series are measured together."""
         size = _SIZE.match(self.figure.name)
         return self.part, size[0] if size else ""
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from bench.operator import histogram
 from bench.operator.audit_counts import AuditCounts, writes
-from bench.operator.process_use import Memory, cpu_of_all_s, cpu_s, machine_cpu_s, memory
+from bench.operator.process_use import Memory, cpu_of_all_s, machine_cpu_s, memory
 from bench.operator.slowest import Look, looks
 from bench.operator.subjects import Operator, Subject
 from bench.operator.watching import Name, NotInTimeError, Seen, Watched
@@ -82,9 +82,9 @@ class Measured:
     @contextmanager
     def costing(self, costs: dict[str, Cost], phase: str) -> Iterator[None]:
         """Store the cost of the block under the name of the phase."""
-        pid, before = self.subject.pid, self._moment()
+        pids, before = self.subject.pids, self._moment()
         yield
-        after, is_same = self._moment(), self.subject.pid == pid
+        after, is_same = self._moment(), self.subject.pids == pids
         costs[phase] = Cost(
             after.wall_s - before.wall_s,
             after.cpu_s - before.cpu_s * is_same,
@@ -99,8 +99,8 @@ class Measured:
         self.say(f"{phase}: {costs[phase].wall_s:.1f} s, {costs[phase].cpu_s:.1f} s CPU")
 
     def memory(self) -> Memory:
-        """Return the current and the peak memory of the controller."""
-        return memory(self.subject.pid)
+        """Return the current and the peak memory of the controller; of its largest process, if it has several."""
+        return max(map(memory, self.subject.pids), key=lambda each: each.peak_bytes)
 
     def create(self) -> None:
         """Create all objects, and wait for their children."""
@@ -182,14 +182,14 @@ class Measured:
         labels = {"kind": "SpecDecodeDeployment"}
         return Cost(
             time.monotonic(),
-            cpu_s(subject.pid),
+            cpu_of_all_s(subject.pids),
             self._audit.read(),
             stand.operator_bytes() if is_operator else 0,
             stand.etcd_writes(),
             histogram.buckets(subject.metrics(), _DURATION, labels) if isinstance(subject, Operator) else {},
             self._audit.server_s,
             looks(subject.log()) if is_operator else [],
-            machine_cpu_s() - cpu_of_all_s(processes.marked(stand.cluster.state) | {subject.pid, os.getpid()}),
+            machine_cpu_s() - cpu_of_all_s(processes.marked(stand.cluster.state) | {*subject.pids, os.getpid()}),
         )
 
     def _reaction_s(self, name: Name) -> float:

@@ -1,12 +1,13 @@
 """Measures the operator with many objects, and LeaderWorkerSet on the same API server.
 
-    ./just bench-operator [--objects 100,1000] [--alone] [--json FILE]
+    ./just bench-operator [--objects 100,1000] [--alone] [--operators 2] [--json FILE]
 
 The API server is real. KWOK simulates nodes and pods, and the address of each pod answers like an engine. The operator
 has its own service account, rights and Lease. Calls are counted in the API server's audit log, and bytes by the kernel.
 LeaderWorkerSet runs with its webhooks, and creates a leader and a worker per object. The control plane runs on the same
 machine, so compare ratios within a run rather than times. With ``--alone``, the operator is measured without the peer
-and up to a restart, which takes half an hour with 5,000 objects.
+and up to a restart, which takes half an hour with 5,000 objects. With ``--operators``, also without the peer, several
+operators share the namespaces.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from bench.operator import histogram
 from bench.operator.audit_counts import STATUS_WRITE, about_objects
 from bench.operator.life import CHILDREN, DELETE, IDLE, RESTART, SETTLED, UPDATE, Life, groups_life, operator_life
 from bench.operator.slowest import slowest_tenth
-from bench.operator.stand import stand
+from bench.operator.stand import NAMESPACES, stand
 from bench.operator.subjects import LeaderWorkerSets, Operator
 from devcluster.builds import binaries
 from devcluster.host.arguments import counts, positive
@@ -70,25 +71,27 @@ def figures_alone() -> Iterator[Figure]:
     yield from figures_of_sizes(OBJECTS_ALONE, IDLE_S, alone=True)
 
 
-def figures_of_sizes(sizes: Iterable[int], idle_s: float, *, alone: bool = False) -> Iterator[Figure]:
+def figures_of_sizes(
+    sizes: Iterable[int], idle_s: float, *, alone: bool = False, operators: int = 1
+) -> Iterator[Figure]:
     """Yield the figures of each number of objects, then the growth of each cost."""
-    lives = {}
+    lives, shared = {}, f", {operators} operators" * (operators > 1)
     for objects in sizes:
-        lives[objects] = _lives(objects, idle_s, alone=alone)
+        lives[objects] = _lives(objects, idle_s, alone=alone, operators=operators)
         for figure in _of_size(*lives[objects]):
-            yield replace(figure, name=f"{objects:,} objects: {figure.name}")
-    if len(lives) > 1:
+            yield replace(figure, name=f"{objects:,} objects{shared}: {figure.name}")
+    if len(lives) > 1 and not shared:
         yield from _growth({objects: pair[0] for objects, pair in lives.items()})
 
 
-def _lives(objects: int, idle_s: float, *, alone: bool) -> Lives:
+def _lives(objects: int, idle_s: float, *, alone: bool, operators: int) -> Lives:
     started_s = time.monotonic()
 
     def say(text: str) -> None:
         print(f"  {objects} objects, {time.monotonic() - started_s:.0f} s: {text}", file=sys.stderr, flush=True)
 
     with stand(f"bench-operator-{os.getpid()}", objects) as cluster:
-        ours = operator_life(Operator(cluster), objects, idle_s, say, until=RESTART if alone else DELETE)
+        ours = operator_life(Operator(cluster, operators), objects, idle_s, say, until=RESTART if alone else DELETE)
         if alone:
             return ours, None
         say("LeaderWorkerSets")
@@ -275,10 +278,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--idle", type=positive, default=IDLE_S, metavar="SECONDS", help=idle)
     alone = "without the peer, up to the restart"
     parser.add_argument("--alone", action="store_true", help=alone)
+    several = range(1, len(NAMESPACES) + 1)
+    shared = "number of operators that share the namespaces, without the peer (default: %(default)s)"
+    parser.add_argument("--operators", type=int, default=1, choices=several, metavar="N", help=shared)
     parser.add_argument(
         "--json", type=runs_file, metavar="FILE", help="add the run to FILE, with the facts of the machine"
     )
     asked = parser.parse_args(arguments)
+    asked.alone |= asked.operators > 1
     try:
         _measure(asked)
     except KeyboardInterrupt:
@@ -290,7 +297,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _measure(asked: argparse.Namespace) -> None:
     machine = facts()
     rows: list[Row] = []
-    for figure in figures_of_sizes(asked.objects, asked.idle, alone=asked.alone):
+    for figure in figures_of_sizes(asked.objects, asked.idle, alone=asked.alone, operators=asked.operators):
         rows.append(Row(PART_ALONE if asked.alone else PART, figure))
         if asked.json:  # keep the rows if the next size fails
             write_run(asked.json, Run(machine, rows))

@@ -20,7 +20,7 @@ from devcluster.cluster.settings import Settings
 from devcluster.host import packages
 from tests.support.api_client import ApiClient
 from tests.support.kubectl import Kubectl
-from tests.support.operator_process import NAMESPACE, may, service_account_kubeconfig
+from tests.support.operator_process import NAMESPACE, SERVICE_ACCOUNT, may, service_account_kubeconfig
 from tests.support.waiting import eventually
 
 NAMESPACES: Final = tuple(f"team-{number}" for number in range(8))
@@ -65,6 +65,24 @@ class Stand:
             if line.startswith("etcd_requests_total{") and 'operation="get"' not in line and '="list' not in line:
                 written += float(line.rsplit(" ", 1)[1])
         return int(written)
+
+    def homes(self, operators: int) -> tuple[str, ...]:
+        """Return a namespace for the Lease of each operator; create those that do not exist yet."""
+        others = tuple(f"platform-{number}" for number in range(2, operators + 1))
+        for namespace in others:
+            self.kubectl.within(namespace).create_namespace()
+        if others:
+            rights = ("--verb=*", "--resource=leases,configmaps")
+            self.kubectl.must("create", "clusterrole", "bench-leases", *rights)
+            account = f"--serviceaccount={NAMESPACE}:{SERVICE_ACCOUNT}"
+            self.kubectl.must("create", "clusterrolebinding", "bench-leases", "--clusterrole=bench-leases", account)
+        return NAMESPACE, *others
+
+    def nodes_file(self) -> Path:
+        """Return a file with the nodes, for operators that may not list them."""
+        file = self.folder / "nodes.yaml"
+        file.write_text(self.kubectl.must("get", "nodes", "--output=yaml"))
+        return file
 
     def has_pods(self) -> bool:
         """Return whether there are pods outside the operator's namespace."""

@@ -58,12 +58,12 @@ class Subject(ABC):
 
     @property
     @abstractmethod
-    def pid(self) -> int:
-        """Process ID of the controller."""
+    def pids(self) -> tuple[int, ...]:
+        """Process IDs of the controller."""
 
     def check(self) -> None:
         """Raise an error if the controller has exited by itself."""
-        if not processes.alive(self.pid):
+        if not all(map(processes.alive, self.pids)):
             raise ClusterError(f"{self.title} has exited: {self.log()[-_LOG_CHARACTERS:]}")
 
     @abstractmethod
@@ -96,7 +96,10 @@ class Subject(ABC):
 
 
 class Operator(Subject):
-    """The operator with its service account and leader election, as installed by the chart."""
+    """The operator with its service account and leader election, as installed by the chart.
+
+    Several operators share the namespaces. Each has its own process and its own Lease.
+    """
 
     title = "operator"
     user = USER
@@ -106,32 +109,44 @@ class Operator(Subject):
     workload = "deployments"
     takes_changes_while_down = True
 
-    def __init__(self, stand: Stand) -> None:
+    def __init__(self, stand: Stand, operators: int = 1) -> None:
         super().__init__(stand)
-        (self._metrics_port,) = free_ports(1)
-        arguments = (f"--metrics-port={self._metrics_port}", f"--allow-host-path={_MODELS}", OPTION)
-        self.process = OperatorProcess(stand.operator_kubeconfig, stand.folder / "operator.log", "bench-1", arguments)
+        self._ports, self._log = free_ports(operators), stand.folder / "operator.log"
+        homes = stand.homes(operators)
+        nodes = stand.nodes_file() if operators > 1 else None
+        self._processes = []
+        for number, (port, home) in enumerate(zip(self._ports, homes, strict=True)):
+            arguments = [f"--metrics-port={port}", f"--allow-host-path={_MODELS}", OPTION]
+            if nodes is not None:
+                arguments += [f"--namespace={each}" for each in NAMESPACES[number::operators]]
+                arguments.append(f"--nodes={nodes}")
+            environment = {"POD_NAMESPACE": home}
+            # All append to one log, whose new lines then are those of the phase.
+            process = OperatorProcess(stand.operator_kubeconfig, self._log, "bench-1", arguments, environment)
+            self._processes.append(process)
 
     def start(self) -> None:
-        """Start the operator, and return when it is healthy."""
-        self.process.start()
+        """Start the operators, and return when they are healthy."""
+        for each in self._processes:
+            each.start()
 
     def stop(self) -> None:
-        """Stop the controller with SIGTERM, as the kubelet does."""
-        self.process.stop()
+        """Stop the operators with SIGTERM, as the kubelet does."""
+        for each in self._processes:
+            each.stop()
 
     @property
-    def pid(self) -> int:
-        """Process ID of the controller."""
-        return self.process.pid
+    def pids(self) -> tuple[int, ...]:
+        """Process IDs of the operators."""
+        return tuple(each.pid for each in self._processes)
 
     def log(self) -> str:
-        """Return the log of the controller."""
-        return self.process.log.read_text()
+        """Return the log of the operators."""
+        return self._log.read_text()
 
     def metrics(self) -> str:
-        """Return the metrics page of the operator."""
-        return scrape(self._metrics_port)
+        """Return the metrics pages of the operators, one after the other."""
+        return "".join(map(scrape, self._ports))
 
     def body(self, name: Name) -> Body:
         """Return Llama-3.1-8B with n-grams, on simulated nodes that have the model."""
@@ -185,11 +200,11 @@ class LeaderWorkerSets(Subject):
                 time.sleep(_LOOK_S)
 
     @property
-    def pid(self) -> int:
+    def pids(self) -> tuple[int, ...]:
         """Process ID of the controller."""
         if self._pid is None:
             raise ClusterError(f"{self.title} is not running: {self.log()[-_LOG_CHARACTERS:]}")
-        return self._pid
+        return (self._pid,)
 
     def log(self) -> str:
         """Return the log of the controller."""
