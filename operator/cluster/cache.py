@@ -300,9 +300,9 @@ class Cache:
         names = sorted(name for found_kind, name in found if found_kind == kind)
         return [found[kind, name] for name in names]
 
-    def all_children(self, key: Key) -> list[Body]:
-        """Return all objects that carry the label of this object; identical bodies until one changes."""
-        return [*self._children.get(key, {}).values()]
+    def all_children(self, key: Key) -> dict[tuple[str, str], Body]:
+        """Return all objects with the label of this object, by kind and name; identical bodies until one changes."""
+        return dict(self._children.get(key, {}))
 
     def versions_about(self, key: Key) -> list[tuple[str, str, str]]:
         """Return kind, UID and version of a deployment, its children and runs, and what its namespace shares."""

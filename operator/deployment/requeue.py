@@ -42,6 +42,12 @@ def needs_another(before: Body, after: Body) -> bool:
     return metadata[0] != metadata[1] or before.get("spec") != after.get("spec") or inputs[0] != inputs[1]
 
 
+def differs_only_in_figures(before: Body, after: Body) -> bool:
+    """Return whether a reconcile has written nothing but the figures of the engines."""
+    statuses = [{**mapping(body, "status"), "figures": None} for body in (before, after)]
+    return before is after or statuses[0] == statuses[1]
+
+
 def requeue_for(
     parent: ParsedDeployment, desired: DesiredState, observation: Observation, schedules: Sequence[ScheduleStatus]
 ) -> Requeue:

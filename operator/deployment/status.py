@@ -11,7 +11,6 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Final
 
-from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import PolicyStatus, ScheduleStatus
 from specdecode_operator.api.deployment_status import (
     AcceptanceStatus,
@@ -26,7 +25,6 @@ from specdecode_operator.cluster.clock import rfc3339
 from specdecode_operator.cluster.resources import (
     AUTOSCALERS,
     CANARY_POOL,
-    DEPLOYMENT,
     EXPOSING,
     KEPT_MANAGERS_ANNOTATION,
     POOL_LABEL,
@@ -81,6 +79,7 @@ from specdecode_operator.deployment.rollout.readiness import (
     without_engines,
 )
 from specdecode_operator.deployment.rollout.rollout_gate import held_readiness
+from specdecode_operator.deployment.rollout.rollout_progress import pods_of
 from specdecode_operator.deployment.spec_facts import Facts
 from specdecode_operator.deployment.speculation_policy import policy_condition
 from specdecode_operator.enums import METHODS_OF_FREE_LENGTH, Method
@@ -188,25 +187,10 @@ def compose_status(  # noqa: PLR0913  the status combines these inputs
         captures=list(parent.status.captures if schedules is None else schedules),
         ready=f"{seen.counts.ready}/{_wanted_engines(parent)}",
         kept=parent.status.kept,
-        replicas=sum(map(_pods, workloads)),
+        replicas=sum(map(pods_of, workloads)),
         ready_replicas=sum(each.get("status", {}).get("readyReplicas", 0) for each in workloads),
         selector=_selector(parent, desired.outcome),
     )
-
-
-def _pods(workload: Body) -> int:
-    """Return the number of pods of a workload that exist or are being created.
-
-    Counting only those that exist would change the status of each object again as soon as its workload is created.
-    """
-    status = workload.get("status", {})
-    pods: list[int] = [status.get("replicas", 0)]
-    if workload.get("kind") == DEPLOYMENT.kind:
-        if status.get("observedGeneration", 0) < workload["metadata"].get("generation", 0):
-            pods.append(workload["spec"].get("replicas", 1))
-        else:  # This sum includes pods that the ReplicaSets have yet to create.
-            pods.append(status.get("availableReplicas", 0) + status.get("unavailableReplicas", 0))
-    return max(pods)
 
 
 def _selector(parent: ParsedDeployment, outcome: Outcome) -> str:

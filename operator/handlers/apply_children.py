@@ -580,7 +580,7 @@ class _InLine:
     """Kind and name of the desired workload. The workload itself is packed in the decision."""
     has_recorder: bool
     """Whether engines carry the recorder."""
-    children: Sequence[Body]
+    children: Mapping[Identity, Body]
     """All objects with the object's label, including pods."""
 
 
@@ -596,6 +596,8 @@ class EngineChildren(Children):
         self.blocked_beside: dict[str, Readiness] = {}
         """Why children that engines do not depend on could not be written or deleted, by kind."""
         self._postponed_beside = set[str]()
+        self.is_done = True
+        """Whether the last reconcile has written all children; otherwise writes were blocked or postponed."""
 
     async def carry_out(
         self, parent: ParsedDeployment, desired: DesiredState, groups: GroupHistory = NO_GROUP_HISTORY
@@ -632,8 +634,8 @@ class EngineChildren(Children):
             await self.delete(child)
         await self._keep_beside(parent, beside)
         is_group = desired.workload is not None and desired.workload["kind"] == LEADER_WORKER_SET.kind
-        is_all = is_all and not self.blocked_beside and not self._postponed_beside
-        waits = not is_all or unwanted or self._signing_key is not None or is_group or rejections(pods)
+        self.is_done = is_all and not self.blocked_beside and not self._postponed_beside
+        waits = not self.is_done or unwanted or self._signing_key is not None or is_group or rejections(pods)
         # If the object has changed meanwhile, the next reconcile could not use this record, so it is not kept.
         is_at_rest = not waits and before == self.cache.all_children(self.key)
         wanted, has_recorder = self._wanted(desired), any(map(starts_recorder, others))
@@ -752,6 +754,18 @@ class EngineChildren(Children):
             and (self.shared.has_recorder or not last.has_recorder)
             and last.children == self.cache.all_children(self.key)
         )
+
+    def with_own_writes(self, before: Mapping[Identity, Body]) -> Mapping[Identity, Body]:
+        """Return an earlier state of the children with what this object has applied or compared since.
+
+        The response to an apply may contain fields of other writers, which are yet to be removed.
+        """
+        own = {}
+        for name, body in self.cache.all_children(self.key).items():
+            applied, metadata = self._applied.get(name), body["metadata"]
+            if applied and applied.version == metadata["resourceVersion"] and not metadata.get("managedFields"):
+                own[name] = body
+        return {**before, **own}
 
     def workloads(self, desired: DesiredState | None) -> tuple[Body | None, Body | None]:
         """Return the live workload that is desired, and the workload of the other kind that ran the engines before.

@@ -399,10 +399,16 @@ class OperatorState:
         else:
             self.turns.looked(key, requeue)
 
-    async def _needs_reconcile(self, reconciler: Reconciler, key: Key) -> bool:
-        """Return whether an object must be reconciled in its turn; polling is enough for settled objects."""
+    async def _needs_reconcile(self, reconciler: Reconciler, key: Key, is_turn: bool) -> bool:
+        """Return whether an object must be reconciled: in its turn, or because it or a child changed.
+
+        Polling is enough for the turn of a settled object. The events of the operator's own writes and most events of
+        engines that start are no news.
+        """
         if key.kind != deployment.KIND:
             return True
+        if not is_turn:
+            return reconciler.has_news(key)
         requeue = await self.metrics.measured_poll(reconciler.look(key))
         if requeue is not None:
             self.turns.looked(key, requeue)

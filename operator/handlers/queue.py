@@ -11,8 +11,8 @@ from specdecode_operator.api.deployment import Key
 from specdecode_operator.cluster.client import ClusterError
 
 Work = Callable[[Key], Awaitable[None]]
-Check = Callable[[Key], Awaitable[bool]]
-"""Returns whether a key of which no change is known needs work."""
+Check = Callable[[Key, bool], Awaitable[bool]]
+"""Returns whether a key needs work; the second argument is whether its turn in a resync has come."""
 
 _FIRST_RETRY_S = 1.0
 _LAST_RETRY_S = 60.0
@@ -78,8 +78,10 @@ class WorkQueue:
         self._turns = 0
         self._to_take = asyncio.Semaphore(0)
         self._waiting: dict[Key, float] = {}
-        self._to_check: set[Key] = set()
-        """Waiting keys of which no change is known."""
+        self._turns_come: set[Key] = set()
+        """Waiting keys whose turn in a resync has come."""
+        self._sure: set[Key] = set()
+        """Keys that need work whatever the check finds."""
         self._running: set[Key] = set()
         self._again: dict[Key, Callable[[Key], None]] = {}
         """Functions that add keys again that were added while a worker had them."""
@@ -92,13 +94,12 @@ class WorkQueue:
         """Whether the queue accepts keys. A standby replica drops them, and adds all keys when it becomes leader."""
 
     def add(self, key: Key) -> None:
-        """Add a key that a user changed; idempotent until work on it starts."""
+        """Add a key whose object changed, perhaps by a user; idempotent until work on it starts."""
         if not self.is_open:
             return
         if key in self._running:
             self._again[key] = self.add
             return
-        self._to_check.discard(key)
         self._news.discard(key)
         self._calm.discard(key)
         self._urgent.add(key)
@@ -122,17 +123,16 @@ class WorkQueue:
             self._add_news(key)
 
     def _add_news(self, key: Key) -> None:
-        self._to_check.discard(key)
         if key in self._calm or key not in self._waiting:
             self._calm.discard(key)
             self._news.add(key)
             self._count(key)
 
     def add_calmly(self, key: Key) -> None:
-        """Add a key without a known change."""
+        """Add a key that needs work although its object and its children may be unchanged."""
         if not self.is_open:
             return
-        self._to_check.discard(key)
+        self._sure.add(key)
         if key in self._running:
             self._again.setdefault(key, self.add_calmly)
         elif key not in self._waiting:
@@ -141,10 +141,10 @@ class WorkQueue:
 
     def add_to_check(self, key: Key) -> None:
         """Add a key whose turn in a resync has come, unless a worker has it or it backs off after failures."""
-        if key not in self._retries and key not in self._running and key not in self._waiting:
-            self.add_calmly(key)
-            if key in self._waiting:
-                self._to_check.add(key)
+        if self.is_open and not any(key in each for each in (self._retries, self._running, self._waiting)):
+            self._turns_come.add(key)
+            self._calm.add(key)
+            self._count(key)
 
     def _count(self, key: Key) -> None:
         if key not in self._waiting:
@@ -172,7 +172,7 @@ class WorkQueue:
         return time.monotonic() - self._last_done_s
 
     async def run(self, work: Work, check: Check | None = None) -> None:
-        """Run the workers until cancelled; call once per queue. Keys without a known change go through ``check``."""
+        """Run the workers until cancelled; call once per queue. ``check`` is asked about keys that may need no work."""
         async with asyncio.TaskGroup() as group:
             for _ in range(self._workers):
                 group.create_task(self._run_worker(work, check))
@@ -182,13 +182,14 @@ class WorkQueue:
             await self._to_take.acquire()
             key, ask_again = self._take()
             del self._waiting[key]
-            is_check = key in self._to_check and key not in self._after_rest
-            self._to_check.discard(key)
+            is_sure, is_turn = key in self._sure, key in self._turns_come
+            self._sure.discard(key)
+            self._turns_come.discard(key)
             self._running.add(key)
             self._after_rest.discard(key)
             self._cancel_retry(key)
             try:
-                if not is_check or check is None or await check(key):
+                if is_sure or check is None or await check(key, is_turn):
                     await work(key)
             except Exception as error:  # noqa: BLE001  one object must not stop the others
                 self._retry_later(key, error, ask_again)
@@ -215,6 +216,7 @@ class WorkQueue:
         return next((key, ask) for key, ask in taken if key)
 
     def _retry_later(self, key: Key, error: Exception, ask_again: Callable[[Key], None]) -> None:
+        self._sure.add(key)
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         # The exponent is also bounded, because an object may fail for days.
         delay_s = min(_FIRST_RETRY_S * 2 ** min(failures - 1, _MOST_DOUBLINGS), _LAST_RETRY_S)

@@ -39,7 +39,7 @@ from specdecode_operator.capture.schedules import (
 )
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster, ClusterError
-from specdecode_operator.cluster.drift import identity, is_owned
+from specdecode_operator.cluster.drift import Identity, identity, is_owned
 from specdecode_operator.cluster.engine_probe import EngineProbe
 from specdecode_operator.cluster.observed_figures import FiguresReader, KeptFigures
 from specdecode_operator.cluster.resources import (
@@ -99,7 +99,7 @@ from specdecode_operator.deployment.parsed_deployment import (
 )
 from specdecode_operator.deployment.planning import plan_change, planned_break_even
 from specdecode_operator.deployment.replica_capacity import replica_load
-from specdecode_operator.deployment.requeue import Requeue, needs_another, requeue_for
+from specdecode_operator.deployment.requeue import Requeue, differs_only_in_figures, needs_another, requeue_for
 from specdecode_operator.deployment.rollout.blocked_pods import waits_for_claim
 from specdecode_operator.deployment.rollout.canary import (
     CanaryDecision,
@@ -116,6 +116,7 @@ from specdecode_operator.deployment.rollout.rollout_progress import (
     NO_GROUP_HISTORY,
     GroupHistory,
     current_pods,
+    only_starts,
     read_rollout,
     serving_hash,
 )
@@ -140,7 +141,7 @@ from specdecode_operator.deployment.speculation_policy import (
     with_speculation,
 )
 from specdecode_operator.deployment.status import compose_status
-from specdecode_operator.enums import AutoscalingMetric, Method, PolicyAction, PolicyOutcome
+from specdecode_operator.enums import AutoscalingMetric, Method, PolicyAction, PolicyOutcome, RolloutStrategy
 from specdecode_operator.handlers.apply_children import EngineChildren, SharedConfigMaps, what_blocks
 from specdecode_operator.handlers.decision_cache import DecisionCache
 from specdecode_operator.handlers.metrics import OperatorMetrics
@@ -438,12 +439,21 @@ _MOST_POLLS: Final = 20
 """Maximum number of polls between two reconciles of a settled object, in case an event was missed."""
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What a reconcile was based on, as the cache had it."""
+
+    body: Body | None
+    """The object, with the status that the reconcile has written."""
+    children: Mapping[Identity, Body]
+    runs: Sequence[Body]
+    """The captures and the trainings of the object."""
+
+
 @dataclass
 class Rest:
     """State after a reconcile without changes. While the engines report the same, another reconcile changes nothing."""
 
-    body: Body | None
-    children: list[Body]
     facts: Facts
     pods: list[Body]
     readings: Mapping[str, Reading]
@@ -476,6 +486,10 @@ class Record:
     canary: CanaryTrial | None = None
     readings: Mapping[str, Reading] = field(default_factory=dict)
     """Readings of the last scrape of the engines that serve."""
+    basis: Seen | None = None
+    """What the running reconcile has seen; None if another one must follow, and between reconciles."""
+    seen: Seen | None = None
+    """What the last reconcile has seen; None if another one must follow."""
     rest: Rest | None = None
     """None unless the object is settled and its engines repeat their values."""
     is_settled: bool = False
@@ -516,18 +530,25 @@ class Reconciler:
         self._shared: dict[str, SharedConfigMaps] = {}
         """Shared ConfigMaps by namespace."""
 
+    def has_news(self, key: Key) -> bool:
+        """Return whether an object, a child or a run of it has changed so that it must be reconciled."""
+        record = self._records.get(key)
+        seen, body = record.seen if record else None, self._cache.parent(key)
+        if record is None or seen is None or body is None or body != seen.body or seen.runs != self._runs(key):
+            return True
+        return not only_starts(key, record.children.with_own_writes(seen.children), self._cache.all_children(key))
+
+    def _runs(self, key: Key) -> list[Body]:
+        return [*self._cache.captures_of(key), *self._cache.trainings_of(key)]
+
     async def look(self, key: Key) -> Requeue | None:
         """Scrape the engines of a settled object; return None if it must be reconciled.
 
-        Call this only if no event has arrived since the last reconcile. Busy engines report new values each time, so
-        their objects are always reconciled.
+        Busy engines report new values each time, so their objects are always reconciled.
         """
         record = self._records.get(key)
         rest = record.rest if record else None
-        if record is None or rest is None or rest.looks >= _MOST_POLLS:
-            return None
-        # A second line of defense: each change of these in the cache also queues the object.
-        if rest.body is not self._cache.parent(key) or rest.children != self._cache.all_children(key):
+        if record is None or rest is None or rest.looks >= _MOST_POLLS or self.has_news(key):
             return None
         rest.looks += 1
         readings, shown = await self._scrape(rest.facts, rest.pods, record.figures.looks), record.figures.shown
@@ -603,34 +624,40 @@ class Reconciler:
         trained = choose(offers, rollouts, parent.status.trained_draft, self._cluster.clock.now())
         record.draft_order = draft_order(update, desired, trained)
         if record.draft_order != desired.draft_order:
-            ordered = replace(desired, draft_order=record.draft_order)
+            ordered, record.basis = replace(desired, draft_order=record.draft_order), None
             await self._write(parent, record.children.carry_out(parent, ordered, groups))
         exists = await self._report(parent, desired, observation, schedules, policy=policy, trained=trained)
         if exists and seen is not None:
             await start_trainings(record.children, parent, seen, refreshes)
-        requeue, now = requeue_for(parent, desired, observation, schedules or ()), self._cache.parent(key)
-        requeue = replace(requeue, is_due=now is not None and needs_another(body, now))
-        if requeue.follows_engines and not requeue.is_due and offers is None:
-            self._settle(parent, desired, observation, requeue, is_unchanged=now is body)
-        return requeue
+        requeue = requeue_for(parent, desired, observation, schedules or ())
+        return self._conclude(parent, desired, observation, requeue, body, has_offers=offers is not None)
 
-    def _settle(
+    def _conclude(  # noqa: PLR0913  the results of a reconcile
         self,
         parent: ParsedDeployment,
         desired: DesiredState,
         observation: Observation,
         requeue: Requeue,
+        body: Body,
         *,
-        is_unchanged: bool,
-    ) -> None:
-        """Record that the object is settled; keep the readings for later comparison if the engines repeated them."""
-        record, outcome = self._record(parent), desired.outcome
+        has_offers: bool,
+    ) -> Requeue:
+        """Record what the reconcile of ``body`` was based on, and whether the object is settled.
+
+        If the engines repeated their readings, keep them for later comparison.
+        """
+        record, now, outcome = self._record(parent), self._cache.parent(parent.key), desired.outcome
+        requeue = replace(requeue, is_due=now is not None and needs_another(body, now))
+        is_done = record.children.is_done and not observation.blocked and not requeue.is_due
+        record.seen, record.basis = record.basis if is_done else None, None  # `basis` keeps old versions in memory.
+        if now is None or requeue.is_due or has_offers or not requeue.follows_engines:
+            return requeue
         # The load that an autoscaler follows is exported by each process.
         record.is_settled = record.children.is_in_line(parent, desired) and wanted_autoscaler(parent) is None
-        is_steady = record.is_settled and is_unchanged and observation.repeats and observation.figures_due
-        if is_steady and isinstance(outcome, Launch):
-            cached = self._cache.parent(parent.key), self._cache.all_children(parent.key)
-            record.rest = Rest(*cached, outcome.facts, serving_pods(observation.pods), observation.readings, requeue)
+        is_steady = observation.repeats and observation.figures_due and differs_only_in_figures(body, now)
+        if record.is_settled and is_steady and isinstance(outcome, Launch):
+            record.rest = Rest(outcome.facts, serving_pods(observation.pods), observation.readings, requeue)
+        return requeue
 
     def settled(self) -> list[Key]:
         """Return the objects that the last reconcile has settled."""
@@ -744,8 +771,9 @@ class Reconciler:
 
     def _begin(self, parent: ParsedDeployment) -> Record:
         """Return the record of an object that is reconciled now."""
-        record = self._record(parent)
-        record.is_settled, record.rest = False, None
+        record, key = self._record(parent), parent.key
+        record.is_settled, record.rest, record.seen = False, None, None
+        record.basis = Seen(self._cache.parent(key), self._cache.all_children(key), self._runs(key))
         return record
 
     def _read(self, body: Body, *, as_written: bool = False, offers: Offers | None = None) -> ParsedDeployment:
@@ -845,7 +873,7 @@ class Reconciler:
     ) -> Readiness | None:
         """Store the workload that served last, and the failed attempt; return what blocks this, or None.
 
-        The event of the ConfigMap triggers the next reconcile, which rolls back.
+        After a failure, the event of the ConfigMap triggers the next reconcile, which rolls back.
         """
         record = self._record(parent)
         if not record.last_good_due:
@@ -866,15 +894,28 @@ class Reconciler:
 
     async def _store(self, parent: ParsedDeployment, before: LastGood | None, now: LastGood | None) -> Readiness | None:
         """Write the ConfigMap with the last good workload if it changed; return what blocks this, or None."""
-        record, blocked = self._record(parent), None
-        if now is not None and now != before:
-            rendered = render_last_good(parent.key, parent.uid, now)
-            blocked = await self._write(parent, record.children.apply([rendered], parent.kept_managers))
-        kept = before if blocked else now
-        if kept != record.last_good:
-            entries = render_last_good(parent.key, parent.uid, kept)["data"] if kept else {}
-            record.last_good, record.last_good_digests = kept, digests(last_good_name(parent.key), entries)
+        record, blocked, render = self._record(parent), None, partial(render_last_good, parent.key, parent.uid)
+        if now == record.last_good:
+            return None
+        body = None if now is None else render(now)
+        if now is not None and body is not None and now != before:
+            if self._decides_anew(parent, before, now):
+                record.basis = None
+            blocked = await self._write(parent, record.children.apply([body], parent.kept_managers))
+        if blocked:
+            now, body = before, None if before is None else render(before)
+        record.last_good = now
+        record.last_good_digests = digests(last_good_name(parent.key), body["data"] if body else {})
         return blocked
+
+    def _decides_anew(self, parent: ParsedDeployment, before: LastGood | None, now: LastGood) -> bool:
+        """Return whether a new record of the last good workload leads to other children or conditions."""
+        is_judged = isinstance(parent.spec, InvalidSpecError) or (
+            parent.spec.rollout.gate is not None or parent.spec.rollout.strategy is RolloutStrategy.CANARY
+        )
+        # An attestation says that the engines serve.
+        is_attested = self._settings.signing_key is not None
+        return is_judged or is_attested or replace(now, packed=b"") != replace(before or LastGood(b""), packed=b"")
 
     async def _write(self, parent: ParsedDeployment, writing: Awaitable[object]) -> Readiness | None:
         """Write to the cluster; return what blocks this, or None."""
@@ -885,11 +926,19 @@ class Reconciler:
             status_is_current=parent.status.observed_generation == parent.generation,
         )
 
+    def _unchanged_so_far(self, record: Record, key: Key) -> Seen | None:
+        """Return the present state; None if others have changed it since this reconcile began."""
+        begun, now = record.basis, self._cache.all_children(key)
+        if begun is None or not only_starts(key, record.children.with_own_writes(begun.children), now):
+            return None
+        return replace(begun, children=now)
+
     async def _observe(
         self, parent: ParsedDeployment, desired: DesiredState, last_good: LastGood | None, blocked: Readiness | None
     ) -> Observation:
         """Observe workload and pods, and scrape the engines."""
         record, now_s, key = self._record(parent), time.monotonic(), parent.key
+        record.basis = self._unchanged_so_far(record, key)
         workload, replaced = record.children.workloads(desired if blocked is None else None)
         pods = current_pods(record.children.engine_pods(), workload)
         launch = desired.outcome if isinstance(desired.outcome, Launch) else None
@@ -1043,6 +1092,8 @@ class Reconciler:
         if not await children.write_status(status):
             self.forget(parent.key)
             return False
+        if record.basis is not None:
+            record.basis = replace(record.basis, body=self._cache.parent(parent.key))
         if status.observed != parent.status.observed:
             record.figures_written_s = time.monotonic()
         children.post_times_ahead(parent.times_ahead)

@@ -8,12 +8,22 @@ a restart of the operator.
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.cluster.resources import ENGINE_CONTAINER, SIDECAR, TEMPLATE_HASH_ANNOTATION
+from specdecode_operator.api.deployment import Key
+from specdecode_operator.cluster.drift import Identity
+from specdecode_operator.cluster.resources import (
+    DEPLOYMENT,
+    ENGINE_CONTAINER,
+    LEADER_WORKER_SET,
+    POD,
+    SIDECAR,
+    TEMPLATE_HASH_ANNOTATION,
+)
 from specdecode_operator.deployment.conditions import Blocked
 from specdecode_operator.deployment.rollout.blocked_pods import (
     POD_REJECTED,
@@ -26,7 +36,7 @@ from specdecode_operator.deployment.rollout.blocked_pods import (
     rejected_pod,
     rejections,
 )
-from specdecode_operator.deployment.rollout.engine_workload import serving_pods, serving_template
+from specdecode_operator.deployment.rollout.engine_workload import engine_pods, serving_pods, serving_template
 
 _CONTAINERS: Final = re.compile(r'containers? ((?:"[^"]+"(?:, )?)+)')
 
@@ -129,6 +139,105 @@ def template_hash(body: Body) -> str | None:
 def serving_hash(workload: Body) -> str | None:
     """Return the template hash of a workload's serving pods."""
     return template_hash(serving_template(workload))
+
+
+_STARTING: Final = frozenset({None, "ContainerCreating", "PodInitializing"})
+"""Reasons of a waiting container that is about to start."""
+
+_LIVE_PHASES: Final = frozenset({None, "Pending", "Running"})
+
+_REVISION: Final = "deployment.kubernetes.io/revision"
+"""Annotation that the Deployment controller writes."""
+
+
+def only_starts(key: Key, before: Mapping[Identity, Body], now: Mapping[Identity, Body]) -> bool:
+    """Return whether an object's children differ only because engines are starting, so that its status is the same.
+
+    A start causes about ten events, such as the scheduling of a pod, before an engine is ready or fails. A ready pod
+    makes a difference only when its Deployment counts it, whose event follows.
+    """
+    if before == now:
+        return True
+    kinds = {kind for kind, _ in now}
+    pods = engine_pods([body for (kind, _), body in now.items() if kind == POD.kind], key)
+    # After a rejected pod, each step of its successor counts (`rejections`).
+    has_failed = any((pod.get("status") or {}).get("phase") == "Failed" for pod in pods)
+    if has_failed or LEADER_WORKER_SET.kind in kinds or not before.keys() <= now.keys():
+        return False
+    deployments = [body for (kind, _), body in now.items() if kind == DEPLOYMENT.kind]
+    counted = sum((each.get("status") or {}).get("readyReplicas", 0) for each in deployments)
+    ready = sum(_is_ready(pod) and "deletionTimestamp" not in pod["metadata"] for pod in pods)
+    may_be_ready = bool(deployments) and ready > counted
+    changed = [(name[0], before.get(name), body) for name, body in now.items() if before.get(name) != body]
+    return all(
+        (bool(engine_pods([new], key)) and _pod_starts(old, new, may_be_ready=may_be_ready))
+        if kind == POD.kind
+        else kind == DEPLOYMENT.kind and old is not None and _deployment_starts(old, new)
+        for kind, old, new in changed
+    )
+
+
+def _pod_starts(old: Body | None, new: Body, *, may_be_ready: bool) -> bool:
+    if old is not None and (
+        _is_ready(old) or not _is_well(old) or _labels_and_annotations(old) != _labels_and_annotations(new)
+    ):
+        return False
+    return _is_well(new) and (may_be_ready or not _is_ready(new))
+
+
+def _is_ready(pod: Body) -> bool:
+    return bool(condition_of(pod, "Ready").get("status") == "True")
+
+
+def _is_well(pod: Body) -> bool:
+    """Return whether nothing stops a pod from starting: it is not unschedulable, deleted, failed or stuck."""
+    status, containers = pod.get("status") or {}, container_statuses(pod)
+    if "deletionTimestamp" in pod["metadata"] or condition_of(pod, "PodScheduled").get("status") == "False":
+        return False
+    if condition_of(pod, "DisruptionTarget").get("status") == "True":
+        return False
+    waits = {((each.get("state") or {}).get("waiting") or {}).get("reason") for each in containers}
+    has_failed = any(each.get("restartCount") or (last_end(each) or {}).get("exitCode") for each in containers)
+    has_ended = any(map(last_end, status.get("containerStatuses") or []))
+    return not has_failed and not has_ended and waits <= _STARTING and status.get("phase") in _LIVE_PHASES
+
+
+def _labels_and_annotations(body: Body) -> list[Body]:
+    metadata = body["metadata"]
+    annotations = {name: text for name, text in (metadata.get("annotations") or {}).items() if name != _REVISION}
+    return [metadata.get("labels") or {}, annotations]
+
+
+def _deployment_starts(old: Body, new: Body) -> bool:
+    """Return whether only numbers in the status of a Deployment without ready pods have changed."""
+    rest = [
+        {**body["metadata"], "annotations": None, "resourceVersion": None}
+        | {"spec": body["spec"], "pods": pods_of({**body, "kind": DEPLOYMENT.kind})}
+        for body in (old, new)
+    ]
+    if rest[0] != rest[1] or _labels_and_annotations(old) != _labels_and_annotations(new) or new["spec"].get("paused"):
+        return False
+    statuses = [body.get("status") or {} for body in (old, new)]
+    if any(each.get("readyReplicas") or each.get("availableReplicas") for each in statuses):
+        return False
+    failed = [condition_of(body, "ReplicaFailure").get("status") == "True" for body in (old, new)]
+    overdue = [condition_of(body, "Progressing").get("status") == "False" for body in (old, new)]
+    return not any(failed + overdue)
+
+
+def pods_of(workload: Body) -> int:
+    """Return the number of pods of a workload that exist or are being created.
+
+    Counting only those that exist would change the status of each object again as soon as its workload is created.
+    """
+    status = workload.get("status", {})
+    pods: list[int] = [status.get("replicas", 0)]
+    if workload.get("kind") == DEPLOYMENT.kind:
+        if status.get("observedGeneration", 0) < workload["metadata"].get("generation", 0):
+            pods.append(workload["spec"].get("replicas", 1))
+        else:  # This sum includes pods that the ReplicaSets have yet to create.
+            pods.append(status.get("availableReplicas", 0) + status.get("unavailableReplicas", 0))
+    return max(pods)
 
 
 GROUP_INDEX_LABEL: Final = "leaderworkerset.sigs.k8s.io/group-index"

@@ -55,7 +55,7 @@ def test_child_moves_to_the_owner_of_its_changed_label(labels: dict[str, str]) -
     cache.put("Service", body("a", 1))
     assert versions(cache) == [], "an older version moves nothing back"
     cache.drop("Service", body("a", 3))
-    assert cache.all_children(other) == []
+    assert cache.all_children(other) == {}
 
 
 def test_late_event_of_a_predecessor_does_not_replace_its_successor() -> None:

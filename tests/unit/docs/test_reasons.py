@@ -120,7 +120,7 @@ OTHER_WORDS = {
     ),
     *("ErrImageNeverPull", "ErrImagePull", "Evicted", "FailureTarget", "ImagePullBackOff", "InvalidImageName", "Lost"),
     *("NodeShutdown", "Pending", "PodScheduled", "ProgressDeadlineExceeded", "Progressing", "ReplicaFailure"),
-    *("RunContainerError", "Running", "Shutdown", "Terminated"),
+    *("ContainerCreating", "PodInitializing", "RunContainerError", "Running", "Shutdown", "Terminated"),
     *(
         "Failed",
         "NodeAffinity",

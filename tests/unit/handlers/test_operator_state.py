@@ -14,11 +14,13 @@ from specdecode_operator.api.deployment import Key
 from specdecode_operator.cluster import client
 from specdecode_operator.cluster.client import ClusterError
 from specdecode_operator.cluster.resources import (
+    DEPLOYMENT,
     HTTP_ROUTE,
     LEADER_WORKER_SET,
     LEASE,
     NODE,
     OPTIONAL,
+    POD,
     SPECDECODE_CAPTURE,
     SPECDECODE_DEPLOYMENT,
     WATCHED,
@@ -39,6 +41,7 @@ from tests.support.embedded_operator import until
 from tests.support.facts_files import write_facts
 from tests.support.objects import tiny_cpu
 from tests.unit.deployment.group_pods import WIDE, spec_at
+from tests.unit.handlers.reconciler_world import pod_metadata
 from tests.unit.handlers.resync_rounds import GROUPS, LLAMA, Rounds, add, add_node, reason, stop
 from tests.unit.handlers.test_metrics import samples
 from tests.unit.sizing.test_calibration import ENTRY
@@ -159,6 +162,37 @@ class TestStart:
         await state.start()
         assert sorted(key.name for key in state.cache.parents()) == names
         assert api.requests.count(f"list {SPECDECODE_DEPLOYMENT.qualified_plural}") == 3
+
+
+class TestEvents:
+    """Events of pods, after which their object may need no reconcile."""
+
+    async def test_failed_pod_is_reconciled_and_a_starting_one_is_not(
+        self, api: ApiServer, state: OperatorState, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        reconciled, reconcile = list[Key](), main.Reconciler.reconcile
+
+        async def noted(reconciler: main.Reconciler, key: Key) -> Requeue:
+            reconciled.append(key)
+            return await reconcile(reconciler, key)
+
+        async def is_done() -> None:
+            await until(lambda: not state.queue.is_pending(LLAMA), lambda: "the queue is empty")
+
+        monkeypatch.setattr(main.Reconciler, "reconcile", noted)
+        add(api)
+        await state.start()
+        await is_done()
+        workload = api.find(DEPLOYMENT, "llama")
+        assert workload is not None
+        metadata = {**pod_metadata(workload), "namespace": "team", "name": "llama-1"}
+        pod = api.create(POD, {"metadata": metadata, "status": {"phase": "Pending"}})
+        for expected in ([], [LLAMA]):
+            reconciled.clear()
+            state.handles("MODIFIED", {"kind": POD.kind, **pod})
+            await is_done()
+            assert reconciled == expected
+            pod = api.change(POD, "llama-1", status={"phase": "Failed"})
 
 
 class TestFiles:

@@ -560,13 +560,43 @@ async def test_api_server_failure_is_logged_without_a_traceback(
     assert [(record.levelno, bool(record.exc_info)) for record in caplog.records] == [(logging.WARNING, False)]
 
 
+@pytest.mark.parametrize("ask", ["add", "add_soon", "add_calmly", "add_to_check"])
+async def test_closed_queue_drops_keys(ask: str) -> None:
+    queue = WorkQueue(workers=1, gather_s=0)
+    queue.is_open = False
+    getattr(queue, ask)(A)
+    assert not queue.is_pending(A)
+
+
+async def test_turn_of_a_key_that_backs_off_waits_for_its_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, worked, done = WorkQueue(workers=1), list[Key](), asyncio.Event()
+    failed = asyncio.Event()
+
+    async def work(key: Key) -> None:
+        worked.append(key)
+        if key == B:
+            done.set()
+            return
+        failed.set()
+        raise RuntimeError
+
+    async with running(queue, work):
+        Retries(monkeypatch)
+        queue.add(A)
+        await failed.wait()
+        queue.add_to_check(A)
+        queue.add_to_check(B)
+        await done.wait()
+    assert worked == [A, B]
+
+
 class TestChecks:
-    """Keys whose turn has come, without a known change."""
+    """Keys whose turn has come, or whose object or children changed."""
 
     async def done(
         self, queue: WorkQueue, *, needs_work: bool, then: Callable[[], None] = lambda: None, steps: int = 1
     ) -> list[str]:
-        """Check A, do something meanwhile, work on B, and return what was done to A: so many steps at least."""
+        """Take A from the queue, act during its check, work on B; return what was done to A: so many steps at least."""
         did, done = asyncio.Queue[str](), asyncio.Event()
 
         async def work(key: Key) -> None:
@@ -575,13 +605,12 @@ class TestChecks:
             else:
                 did.put_nowait("work")
 
-        async def check(key: Key) -> bool:
+        async def check(key: Key, is_turn: bool) -> bool:
             assert key == A
-            did.put_nowait("check")
+            did.put_nowait("check of its turn" if is_turn else "check")
             then()
             return needs_work
 
-        queue.add_to_check(A)
         task = asyncio.create_task(queue.run(work, check))
         async with asyncio.timeout(DEADLINE_S):
             seen = [await did.get() for _ in range(steps)]
@@ -591,30 +620,116 @@ class TestChecks:
         await asyncio.gather(task, return_exceptions=True)
         return [*seen, *(did.get_nowait() for _ in range(did.qsize()))]
 
-    async def test_key_that_needs_no_work_is_only_checked(self) -> None:
-        assert await self.done(WorkQueue(workers=1, gather_s=0), needs_work=False) == ["check"]
+    @pytest.mark.parametrize(
+        ("ask", "check"), [("add_to_check", "check of its turn"), ("add_soon", "check"), ("add", "check")]
+    )
+    async def test_check_decides_about_a_key_that_may_need_no_work(self, ask: str, check: str) -> None:
+        for needs_work, steps in ((False, [check]), (True, [check, "work"])):
+            queue = WorkQueue(workers=1, gather_s=0)
+            getattr(queue, ask)(A)
+            assert await self.done(queue, needs_work=needs_work) == steps
 
-    async def test_key_that_needs_work_is_worked_on(self) -> None:
-        assert await self.done(WorkQueue(workers=1, gather_s=0), needs_work=True) == ["check", "work"]
+    @pytest.mark.parametrize("other", ["add_to_check", "add_soon", "add"])
+    async def test_key_that_is_sure_to_need_work_is_not_checked(self, other: str) -> None:
+        for asks in ((other, "add_calmly"), ("add_calmly", other)):
+            queue = WorkQueue(workers=1, gather_s=0)
+            for ask in asks:
+                getattr(queue, ask)(A)
+            assert await self.done(queue, needs_work=False) == ["work"]
 
-    @pytest.mark.parametrize("ask", ["add", "add_soon", "add_calmly"])
-    async def test_waiting_key_of_which_a_change_is_known_is_worked_on(self, ask: str) -> None:
+    async def test_key_is_sure_to_need_work_only_once(self) -> None:
+        queue = WorkQueue(workers=1, gather_s=0)
+        queue.add_calmly(A)
+        assert await self.done(queue, needs_work=False) == ["work"]
+        queue.add(A)
+        assert await self.done(queue, needs_work=False) == ["check"]
+
+    async def test_late_deletion_of_an_earlier_object_leaves_the_work_of_its_successor(self) -> None:
+        queue = WorkQueue(workers=1, gather_s=0)
+        queue.add_calmly(A)
+        queue.forget(A)
+        assert await self.done(queue, needs_work=False) == ["work"]
+
+    async def test_key_that_a_closed_queue_dropped_is_not_sure_to_need_work(self) -> None:
+        queue = WorkQueue(workers=1, gather_s=0)
+        queue.is_open = False
+        queue.add_calmly(A)
+        queue.is_open = True
+        queue.add(A)
+        assert await self.done(queue, needs_work=False) == ["check"]
+
+    async def test_turn_comes_after_changes_of_other_objects(self) -> None:
         queue = WorkQueue(workers=1, gather_s=0)
         queue.add_to_check(A)
-        getattr(queue, ask)(A)
-        assert await self.done(queue, needs_work=False) == ["work"]
+        queue.add(B)
+        assert await taken(queue, 2) == [B, A]
 
-    @pytest.mark.parametrize("ask", ["add", "add_soon", "add_calmly"])
-    async def test_key_that_changes_during_its_check_is_worked_on(self, ask: str) -> None:
-        queue = WorkQueue(workers=1, gather_s=0)
-        did = await self.done(queue, needs_work=False, then=lambda: getattr(queue, ask)(A), steps=2)
-        assert did == ["check", "work"]
+    async def test_retry_after_a_failure_is_not_checked(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        queue, steps = WorkQueue(workers=1, gather_s=0), list[str]()
+        failed, done = asyncio.Event(), asyncio.Event()
 
-    async def test_change_that_waits_for_the_end_of_a_rest_is_worked_on(self) -> None:
+        async def check(*_: Any) -> bool:
+            steps.append("check")
+            return len(steps) == 1
+
+        async def work(key: Key) -> None:
+            if key == B:
+                done.set()
+                return
+            steps.append("work")
+            failed.set()
+            raise RuntimeError
+
+        retries = Retries(monkeypatch)
+        queue.add(A)
+        task = asyncio.create_task(queue.run(work, check))
+        async with asyncio.timeout(DEADLINE_S):
+            await failed.wait()
+            retries.fire()
+            queue.add_calmly(B)
+            await done.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert steps == ["check", "work", "work"]
+
+    async def test_turn_of_a_key_whose_children_change_meanwhile_stays_its_turn(self) -> None:
         queue = WorkQueue(workers=1, gather_s=0)
-        assert await self.done(queue, needs_work=False) == ["check"]
-        queue.add_soon(A)  # A rests after its check
-        assert await self.done(queue, needs_work=False) == ["work"]
+        queue.add_to_check(A)
+        queue.add_soon(A)
+        assert await self.done(queue, needs_work=False) == ["check of its turn"]
+
+    @pytest.mark.parametrize(
+        ("asks", "step"),
+        [
+            (["add"], "check"),
+            (["add_calmly"], "work"),
+            (["add_soon", "add_calmly"], "work"),
+            (["add_calmly", "add"], "work"),
+        ],
+    )
+    async def test_key_that_changes_during_its_check_comes_again(self, asks: list[str], step: str) -> None:
+        queue, changes = WorkQueue(workers=1, gather_s=0), iter(asks)
+        queue.add_to_check(A)
+
+        def change_once() -> None:
+            for ask in changes:
+                getattr(queue, ask)(A)
+
+        did = await self.done(queue, needs_work=False, then=change_once, steps=2)
+        assert did == ["check of its turn", step]
+
+    @pytest.mark.parametrize("needs_work", [False, True])
+    async def test_children_that_change_during_a_check_are_checked_after_a_rest(self, *, needs_work: bool) -> None:
+        queue, asked = WorkQueue(workers=1, gather_s=0), iter([A])
+        queue.add_to_check(A)
+
+        def change_once() -> None:
+            for key in asked:
+                queue.add_soon(key)
+
+        work = ["work"] * needs_work
+        did = await self.done(queue, needs_work=needs_work, then=change_once, steps=2 + 2 * needs_work)
+        assert did == ["check of its turn", *work, "check", *work]
 
 
 async def test_cancelled_key_stays_pending() -> None:

@@ -3,6 +3,7 @@
 import copy
 import json
 import time
+from collections.abc import Mapping
 from typing import Any
 from unittest.mock import AsyncMock, Mock
 
@@ -37,7 +38,8 @@ from tests.support.captures import capture
 from tests.support.engine_work import LOOK_S, Working
 from tests.support.model_caches import CACHE, DRAFT, TARGET, cached
 from tests.support.model_caches import pod as downloaded_by
-from tests.support.objects import H200, Body, tiny_cpu
+from tests.support.objects import H200, Body, ended, tiny_cpu
+from tests.support.trainings import training
 from tests.unit.deployment.test_speculation_in_force import counting
 from tests.unit.handlers.reconciler_world import World
 
@@ -97,6 +99,21 @@ class TestSteps:
         del world.api.refusals["patch configmaps"]
         assert "patch configmaps llama-last-good" in await world.look()
         assert world.said()[1] == "Serving"
+
+    async def test_engines_are_scraped_while_the_last_good_write_is_refused(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        world.add(tiny_cpu())
+        await world.look()
+        world.start_engines()
+        world.serve()
+        read_all = AsyncMock(return_value={"llama-1": counting(600, 600)})
+        monkeypatch.setattr(world.probe, "read_all", read_all)
+        world.api.refusals["patch configmaps"] = (403, "no")
+        for looks in (1, 2):
+            await world.look()
+            assert world.said()[1] == "Forbidden"
+            assert read_all.await_count == looks
 
 
 class TestObstacles:
@@ -299,6 +316,32 @@ class TestLook:
         world.see()
         assert await world.reconciler.look(self.KEY) is None
 
+    async def test_write_of_figures_alone_settles_an_object(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(FiguresReader, "read", AsyncMock(side_effect=[None, figures("1")]))
+        await self.reconciled(world, [counting(600, 600)] * 2)
+        assert world.object["status"]["figures"]["values"][0]["value"] == "1"
+        assert await world.reconciler.look(self.KEY) is not None
+
+    async def test_write_of_more_than_figures_does_not_settle_an_object(self, world: World) -> None:
+        await self.reconciled(world, [counting(600, 600)] * 2)
+        world.api.change(DEPLOYMENT, "llama", status={"readyReplicas": 1})
+        self.passed_s += 60
+        assert await world.look() == [STATUS]
+        assert await world.reconciler.look(self.KEY) is None
+
+    async def test_object_whose_observed_status_waits_is_reconciled(self, world: World) -> None:
+        await self.reconciled(world, [counting(600, 600)])
+        world.start_engines("llama-2")
+        readings = dict.fromkeys(("llama-1", "llama-2"), counting(600, 600))
+        world.probe.read_all = AsyncMock(return_value=readings)  # type: ignore[method-assign]
+        for engines, seconds in ((1, 10), (1, 10), (2, 60)):
+            self.passed_s += seconds
+            await world.look()
+            assert world.object["status"]["observed"]["engines"] == engines
+            assert await world.reconciler.look(self.KEY) is None
+
     async def test_figures_that_moved_are_written(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(FiguresReader, "read", AsyncMock(side_effect=map(figures, "12")))
         await self.reconciled(world, [counting(600, 600)] * 3)
@@ -319,8 +362,12 @@ class TestLook:
             ([Unreachable("/metrics answered 500")] * 3, {}),
             ([counting(600, 600)] * 3, {"captures": [SCHEDULE]}),
             ([counting(600, 600)] * 3, {"policy": {"mode": "Observe"}}),
+            ([counting(600, 600)] * 3, {"speculation": {**tiny_cpu()["speculation"], "trainedDrafts": True}}),
         ],
-        ids=["first reading", "busy engines", "silent engines", "with a schedule", "with a policy"],
+        ids=[
+            *("first reading", "busy engines", "silent engines", "with a schedule", "with a policy"),
+            "with trained drafts",
+        ],
     )
     async def test_other_objects_are_reconciled(self, world: World, readings: list[Reading], spec: Body) -> None:
         await self.reconciled(world, readings, **spec)
@@ -331,6 +378,227 @@ class TestLook:
         world.api.remove(SERVICE, "llama")
         await world.look()
         assert await world.reconciler.look(self.KEY) is None
+
+
+class TestNews:
+    """What must be reconciled after a reconcile."""
+
+    KEY = Key("team", "llama")
+
+    def has_news(self, world: World) -> bool:
+        world.see()
+        return world.reconciler.has_news(self.KEY)
+
+    async def begun(self, world: World, **spec: Any) -> None:
+        world.add(tiny_cpu(**spec))
+        await world.look()
+
+    async def test_own_writes_are_no_news(self, world: World) -> None:
+        await self.begun(world)
+        assert not self.has_news(world)
+
+    async def test_own_changes_of_children_are_no_news(self, world: World) -> None:
+        await self.begun(world)
+        world.api.change(SPECDECODE_DEPLOYMENT, "llama", spec=tiny_cpu(replicas=2))
+        assert "patch deployments.apps llama" in await world.look()
+        assert not self.has_news(world)
+
+    async def test_object_without_a_reconcile_is_news(self, world: World) -> None:
+        world.add(tiny_cpu())
+        assert self.has_news(world)
+
+    async def test_engines_that_start_are_news_when_their_deployment_counts_them(self, world: World) -> None:
+        await self.begun(world)
+        world.start_engines(phase="Pending")
+        assert not self.has_news(world)
+        world.api.change(DEPLOYMENT, "llama", status={"observedGeneration": 1, "unavailableReplicas": 1})
+        assert not self.has_news(world)
+        world.api.change(POD, "llama-1", status={"conditions": [{"type": "Ready", "status": "True"}]})
+        assert not self.has_news(world), "the Deployment does not count it yet"
+        world.api.change(DEPLOYMENT, "llama", status={"readyReplicas": 1})
+        assert self.has_news(world)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda world: world.api.change(SPECDECODE_DEPLOYMENT, "llama", spec=tiny_cpu(replicas=2)),
+            lambda world: world.api.change(SERVICE, "llama", spec={"clusterIP": "10.0.0.7"}),
+            lambda world: world.api.remove(SERVICE, "llama"),
+            lambda world: world.api.remove(SPECDECODE_DEPLOYMENT, "llama"),
+            lambda world: world.start_engines(phase="Failed"),
+        ],
+        ids=["spec", "child", "missing child", "deletion", "failed pod"],
+    )
+    async def test_changes_by_others_are_news(self, world: World, change: Any) -> None:
+        await self.begun(world)
+        change(world)
+        if world.api.find(SPECDECODE_DEPLOYMENT, "llama") is None:
+            world.cache.retain_parents(SPECDECODE_DEPLOYMENT.kind, [], 10**9)
+        assert self.has_news(world)
+
+    @pytest.mark.parametrize(
+        ("kind", "run"),
+        [("SpecDecodeCapture", capture(deployment="llama")), ("SpecDecodeTraining", training())],
+        ids=["capture", "training"],
+    )
+    async def test_run_is_news_until_it_is_reconciled(self, world: World, kind: str, run: Body) -> None:
+        await self.begun(world)
+        world.cache.put_parent(kind, {**run, "metadata": {**run["metadata"], "namespace": "team"}})
+        assert self.has_news(world)
+        await world.look()
+        assert not self.has_news(world)
+
+    async def served(self, world: World, monkeypatch: pytest.MonkeyPatch) -> Mapping[str, Reading]:
+        """Reconcile until nothing is written; return the readings of the engines."""
+        await self.begun(world)
+        world.start_engines()
+        world.serve()
+        readings = {"llama-1": counting(600, 600)}
+        monkeypatch.setattr(world.probe, "read_all", AsyncMock(return_value=readings))
+        for _ in range(2):
+            await world.look()
+        return readings
+
+    async def test_object_that_is_deleted_during_a_reconcile_is_news(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        readings = await self.served(world, monkeypatch)
+
+        async def read_all(*_: Any, **__: Any) -> Mapping[str, Reading]:
+            world.cache.drop_parent(SPECDECODE_DEPLOYMENT.kind, world.object)
+            return readings
+
+        monkeypatch.setattr(world.probe, "read_all", read_all)
+        await world.look()
+        assert world.reconciler.has_news(self.KEY)
+
+    async def test_status_that_others_write_during_a_reconcile_is_news(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        readings = await self.served(world, monkeypatch)
+
+        async def read_all(*_: Any, **__: Any) -> Mapping[str, Reading]:
+            world.api.change(SPECDECODE_DEPLOYMENT, "llama", status={**world.object["status"], "ready": "7/7"})
+            world.see()
+            return readings
+
+        monkeypatch.setattr(world.probe, "read_all", read_all)
+        await world.look()
+        assert self.has_news(world)
+
+    async def test_blocked_reconcile_is_repeated_at_the_next_event(self, world: World) -> None:
+        world.api.refusals["patch deployments.apps"] = (500, "etcd is slow")
+        await self.begun(world)
+        assert world.said()[1] == "ApiServerError"
+        assert self.has_news(world)
+
+    async def test_postponed_repair_is_news(self, world: World) -> None:
+        await self.begun(world)
+        for _ in range(4):
+            world.api.change(SERVICE, "llama", spec={"clusterIP": "10.0.0.7"})
+            written = await world.look()
+        assert "patch services llama" not in written, "other writers keep changing it"
+        assert self.has_news(world)
+
+    async def test_fields_of_others_in_the_response_to_an_apply_are_news(self, world: World) -> None:
+        entry = {"manager": "kubectl-edit", "operation": "Update", "fieldsV1": {"f:spec": {"f:externalName": {}}}}
+
+        def edit() -> None:
+            metadata = (world.api.find(SERVICE, "llama") or {})["metadata"]
+            fields = [*metadata.get("managedFields", []), entry]
+            world.api.change(SERVICE, "llama", metadata={**metadata, "managedFields": fields})
+
+        await self.begun(world)
+        world.api.change(SERVICE, "llama", spec={"clusterIP": "10.0.0.7"})
+        world.api.before["patch services"] = edit
+        assert "patch services llama" in await world.look()
+        assert self.has_news(world)
+
+    async def test_change_during_a_reconcile_is_news(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The reconcile has read the Service, and does not see the change."""
+        await self.begun(world)
+        world.start_engines()
+        world.serve()
+
+        async def read_all(*_: Any, **__: Any) -> dict[str, Reading]:
+            world.api.change(SERVICE, "llama", spec={"clusterIP": "10.0.0.7"})
+            world.see()
+            return {}
+
+        monkeypatch.setattr(world.probe, "read_all", read_all)
+        await world.look()
+        assert self.has_news(world)
+
+    async def test_spec_that_changes_during_a_reconcile_is_news(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The reconcile used the old spec; the response to its status write has the new one."""
+        await self.begun(world)
+        world.start_engines()
+        world.serve()
+        readings = {"llama-1": counting(600, 600)}
+        monkeypatch.setattr(world.probe, "read_all", AsyncMock(return_value=readings))
+        await world.look()
+        await world.look()
+        assert not self.has_news(world)
+        assert world.reconciler.settled() == [self.KEY]
+
+        async def read_all(*_: Any, **__: Any) -> dict[str, Reading]:
+            world.api.change(SPECDECODE_DEPLOYMENT, "llama", spec=tiny_cpu(replicas=2))
+            world.see()
+            return readings
+
+        monkeypatch.setattr(world.probe, "read_all", read_all)
+        await world.look()
+        assert self.has_news(world)
+        assert world.reconciler.settled() == []
+
+    async def test_failed_rollout_is_news_because_it_is_rolled_back(self, world: World) -> None:
+        await self.begun(world)
+        world.serve()
+        assert "patch configmaps llama-last-good" in await world.look()
+        world.api.change(SPECDECODE_DEPLOYMENT, "llama", spec=tiny_cpu(serving={"maxModelLen": 512}))
+        world.serve(0)
+        await world.look()
+        error = ended(2, "vllm: error: unrecognized arguments: --x")
+        world.start_engines(phase="Running", containerStatuses=[error])
+        assert "patch configmaps llama-last-good" in await world.look()
+        assert self.has_news(world)
+        assert "patch deployments.apps llama" in await world.look()
+
+    async def test_reconcile_that_fails_before_it_observes_is_repeated(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await self.begun(world)
+        assert not self.has_news(world)
+        monkeypatch.setattr(DecisionCache, "decide", Mock(side_effect=ClusterError("gone")))
+        with pytest.raises(ClusterError):
+            await world.look()
+        assert self.has_news(world)
+
+    async def test_failed_reconcile_is_repeated(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        await self.begun(world)
+        world.start_engines()
+        world.serve()
+        monkeypatch.setattr(world.probe, "read_all", AsyncMock(side_effect=ClusterError("gone")))
+        with pytest.raises(ClusterError):
+            await world.look()
+        assert self.has_news(world)
+
+    @pytest.mark.parametrize(
+        ("rollout", "is_news"),
+        [({}, False), ({"strategy": "Canary"}, True), ({"gate": {"capture": "golden"}}, True)],
+        ids=["surge", "canary", "gate"],
+    )
+    async def test_stored_workload_is_news_only_if_others_are_compared_with_it(
+        self, world: World, monkeypatch: pytest.MonkeyPatch, rollout: Body, *, is_news: bool
+    ) -> None:
+        await self.begun(world, rollout=rollout)
+        world.start_engines()
+        world.serve()
+        monkeypatch.setattr(world.probe, "read_all", AsyncMock(return_value={"llama-1": counting(600, 600)}))
+        assert "patch configmaps llama-last-good" in await world.look()
+        assert self.has_news(world) == is_news
 
 
 def figures(value: str) -> FiguresStatus:

@@ -1,6 +1,7 @@
 """Attestations that the reconciler writes for each rollout."""
 
 import json
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -11,7 +12,9 @@ from specdecode_operator.deployment.attestation.statement import opened, read_st
 from tests.support.api_server import ApiServer
 from tests.support.attestations import IMAGE_DIGEST, key_pair
 from tests.support.objects import tiny_cpu
+from tests.unit.deployment.test_speculation_in_force import counting
 from tests.unit.handlers.reconciler_world import World
+from tests.unit.handlers.resync_rounds import LLAMA
 
 KEY = SigningKey.read(key_pair()[0])
 
@@ -102,3 +105,18 @@ async def test_capture_verdict_is_added_to_the_attestation(world: World, engine_
     assert after is not None
     assert after.verdict is not None
     assert after.verdict.capture == "demo"
+
+
+async def test_engines_that_serve_are_attested_at_the_next_event(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attestation says which engines serve, as the status of the reconcile before did."""
+    world.add(tiny_cpu())
+    await world.look()
+    image = {"name": "engine", "imageID": f"r@{IMAGE_DIGEST}", "ready": True}
+    ready = [{"type": "Ready", "status": "True"}]
+    world.start_engines(podIP="127.0.0.1", conditions=ready, containerStatuses=[image])
+    world.serve()
+    monkeypatch.setattr(world.probe, "read_all", AsyncMock(return_value={"llama-1": counting(600, 600)}))
+    assert "patch configmaps llama-attestation" not in await world.look()
+    world.see()
+    assert world.reconciler.has_news(LLAMA)
+    assert "patch configmaps llama-attestation" in await world.look()

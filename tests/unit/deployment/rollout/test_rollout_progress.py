@@ -1,11 +1,14 @@
 """Rollouts of groups: progress, crashes, deadlines, and messages of Pod Security."""
 
+import copy
 import json
 from dataclasses import replace
+from typing import Any, ClassVar
 
 import pytest
 
 from specdecode_operator.api.base import Body
+from specdecode_operator.api.deployment import Key
 from specdecode_operator.api.deployment_status import Condition
 from specdecode_operator.deployment.desired_state import Launch, RolledBack
 from specdecode_operator.deployment.engine_pod import engine_timeouts
@@ -24,6 +27,7 @@ from specdecode_operator.deployment.rollout.rollout_progress import (
     current_pods,
     name_pod_security_field,
     observe_groups,
+    only_starts,
     read_group_rollout,
     template_hash,
 )
@@ -264,3 +268,159 @@ def test_pod_security_violation_names_the_spec_field(said: str, field: str) -> N
     assert told.startswith(START + said)
     assert f"change {field}" in told
     assert "pod-security.kubernetes.io/enforce" in told
+
+
+KEY = Key("team", "llama")
+
+
+class TestOnlyStarts:
+    """Events of engines that start, after which a reconcile would find the same."""
+
+    DEPLOYMENT = ("Deployment", "llama")
+    POD = ("Pod", "llama-1")
+    SCHEDULED: ClassVar[Body] = {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "True"}]}
+
+    def deployment(self, spec: Body | None = None, annotations: Body | None = None, **status: Any) -> Body:
+        metadata = {"name": "llama", "generation": 1, "labels": {"a": "b"}, "annotations": annotations or {}}
+        status = {"observedGeneration": 1, "replicas": 1, "unavailableReplicas": 1, **status}
+        return {"metadata": metadata, "spec": {"replicas": 1, **(spec or {})}, "status": status}
+
+    def pod(self, status: Body, **metadata: Any) -> Body:
+        owner = {"kind": "ReplicaSet", "name": "llama-5d7f", "controller": True}
+        labels = {"pod-template-hash": "5d7f"}
+        return {
+            "metadata": {"name": "llama-1", "labels": labels, "ownerReferences": [owner], **metadata},
+            "status": status,
+        }
+
+    def ready(self) -> Body:
+        return self.pod({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]})
+
+    @pytest.mark.parametrize(
+        "status",
+        [
+            {},
+            SCHEDULED,
+            {"phase": "Pending", "containerStatuses": [waiting("ContainerCreating")]},
+            {"phase": "Running", "containerStatuses": [{"name": "engine", "state": {"running": {}}}]},
+            {
+                "phase": "Pending",
+                "initContainerStatuses": [{"name": "download", "state": {"terminated": {"exitCode": 0}}}],
+                "containerStatuses": [waiting("PodInitializing")],
+            },
+        ],
+        ids=["created", "scheduled", "creating", "running", "downloaded"],
+    )
+    def test_starting_pod_is_no_news(self, status: Body) -> None:
+        now = {self.DEPLOYMENT: self.deployment(), self.POD: self.pod(status)}
+        assert only_starts(KEY, {self.DEPLOYMENT: self.deployment()}, now)
+        assert only_starts(KEY, {**now, self.POD: self.pod(self.SCHEDULED)}, now)
+
+    @pytest.mark.parametrize(
+        ("status", "metadata"),
+        [
+            ({"conditions": [{"type": "PodScheduled", "status": "False"}]}, {}),
+            ({"phase": "Failed"}, {}),
+            ({"containerStatuses": [waiting("ImagePullBackOff")]}, {}),
+            ({"initContainerStatuses": [waiting("CreateContainerConfigError", container="download")]}, {}),
+            ({"containerStatuses": [ended(1)]}, {}),
+            ({"containerStatuses": [{"name": "engine", "restartCount": 1, "state": {"running": {}}}]}, {}),
+            ({"containerStatuses": [{"name": "engine", "state": {"terminated": {"exitCode": 0}}}]}, {}),
+            (
+                {"initContainerStatuses": [{"name": "download", "state": {"terminated": {"exitCode": 1}}}]},
+                {},
+            ),
+            (SCHEDULED, {"deletionTimestamp": "2026-01-01T00:00:00Z"}),
+            (SCHEDULED, {"labels": {"pod-template-hash": "5d7f", "another": "label"}}),
+            ({"conditions": [{"type": "DisruptionTarget", "status": "True"}]}, {}),
+        ],
+        ids=[
+            *("unschedulable", "failed", "no image", "no configuration", "crash", "restarted", "ended", "no download"),
+            *("deleted", "relabelled", "node lost"),
+        ],
+    )
+    def test_problem_of_a_pod_and_its_end_are_news(self, status: Body, metadata: Body) -> None:
+        well, wrong = (
+            {self.DEPLOYMENT: self.deployment(), self.POD: each}
+            for each in (self.pod(self.SCHEDULED), self.pod(status, **metadata))
+        )
+        assert not only_starts(KEY, well, wrong)
+        assert not only_starts(KEY, wrong, well)
+
+    def test_ready_pod_is_news_when_its_deployment_counts_it(self) -> None:
+        starting, ready = self.pod(self.SCHEDULED), self.ready()
+        uncounted, counted = self.deployment(), self.deployment(readyReplicas=1)
+        before = {self.DEPLOYMENT: uncounted, self.POD: starting}
+        assert only_starts(KEY, before, {self.DEPLOYMENT: uncounted, self.POD: ready})
+        assert not only_starts(KEY, before, {self.DEPLOYMENT: counted, self.POD: ready})
+        assert not only_starts(KEY, {**before, self.DEPLOYMENT: counted}, {self.DEPLOYMENT: counted, self.POD: ready})
+        assert not only_starts(KEY, {self.POD: starting}, {self.POD: ready}), "nothing else will report it"
+        assert not only_starts(KEY, {self.DEPLOYMENT: uncounted, self.POD: ready}, before), "it is no longer ready"
+
+    def test_other_ready_children_are_not_counted_as_pods(self) -> None:
+        scaler = {("ScaledObject", "llama"): {**self.ready(), "metadata": {"name": "llama"}}}
+        before = {self.DEPLOYMENT: self.deployment(readyReplicas=1), self.POD: self.pod(self.SCHEDULED), **scaler}
+        assert not only_starts(KEY, before, {**before, self.POD: self.ready()})
+
+    def test_removed_child_and_other_kinds_are_news(self) -> None:
+        service = {"metadata": {"name": "llama"}}
+        assert not only_starts(KEY, {("Service", "llama"): service}, {})
+        assert not only_starts(KEY, {}, {("Service", "llama"): service})
+        assert only_starts(KEY, {("Service", "llama"): service}, {("Service", "llama"): copy.deepcopy(service)})
+
+    @pytest.mark.parametrize(
+        ("changes", "is_news"),
+        [
+            ({"updatedReplicas": 1}, False),
+            ({"annotations": {"deployment.kubernetes.io/revision": "1"}}, False),
+            ({"annotations": {"other": "1"}}, True),
+            ({"spec": {"replicas": 2}}, True),
+            ({"spec": {"paused": True}}, True),
+            ({"replicas": 2}, True),
+            ({"replicas": 0}, False),
+            ({"unavailableReplicas": 2}, True),
+            ({"observedGeneration": 0, "replicas": 0, "unavailableReplicas": 0}, False),
+            ({"readyReplicas": 1}, True),
+            ({"availableReplicas": 1, "unavailableReplicas": 0}, True),
+            ({"conditions": [{"type": "ReplicaFailure", "status": "True"}]}, True),
+            ({"conditions": [{"type": "Progressing", "status": "False"}]}, True),
+            ({"conditions": [{"type": "Progressing", "status": "True"}]}, False),
+        ],
+        ids=lambda value: str(value) if isinstance(value, dict) else "",
+    )
+    def test_deployment_without_ready_pods_is_news_if_more_than_its_counts_changed(
+        self, changes: dict[str, Any], *, is_news: bool
+    ) -> None:
+        before, now = {self.DEPLOYMENT: self.deployment()}, {self.DEPLOYMENT: self.deployment(**changes)}
+        assert only_starts(KEY, before, now) != is_news
+        assert only_starts(KEY, now, before) != is_news
+        assert not only_starts(KEY, {}, now), "a new Deployment is news"
+
+    def test_counts_of_a_paused_deployment_are_news(self) -> None:
+        """Its rollout is reported by the number of updated engines."""
+        paused = {"paused": True}
+        before, now = self.deployment(paused), self.deployment(paused, updatedReplicas=1)
+        assert not only_starts(KEY, {self.DEPLOYMENT: before}, {self.DEPLOYMENT: now})
+
+    def test_pods_that_are_no_engines_are_news_and_do_not_count(self) -> None:
+        reader = {"metadata": {"name": "reader"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+        counted, starting = self.deployment(readyReplicas=1), self.pod(self.SCHEDULED)
+        before = {self.DEPLOYMENT: counted, self.POD: starting}
+        assert not only_starts(KEY, before, {**before, ("Pod", "reader"): self.pod({}, ownerReferences=[])})
+        before[("Pod", "reader")] = reader
+        assert not only_starts(KEY, before, {**before, self.POD: self.ready()})
+        leaving = self.pod(self.ready()["status"], deletionTimestamp="2026-01-01T00:00:00Z")
+        before[("Pod", "reader")] = leaving
+        assert not only_starts(KEY, before, {**before, self.POD: self.ready()})
+
+    def test_steps_after_a_failed_pod_are_news(self) -> None:
+        """The kubelet has accepted the next one."""
+        failed = {("Pod", "llama-0"): self.pod({"phase": "Failed"})}
+        before = {self.DEPLOYMENT: self.deployment(), self.POD: self.pod(self.SCHEDULED), **failed}
+        running = self.pod({"phase": "Running", "containerStatuses": [{"name": "engine", "state": {"running": {}}}]})
+        assert only_starts(KEY, before, copy.deepcopy(before))
+        assert not only_starts(KEY, before, {**before, self.POD: running})
+
+    def test_steps_of_groups_are_news(self) -> None:
+        groups = {("LeaderWorkerSet", "llama"): {"metadata": {"name": "llama"}}}
+        assert not only_starts(KEY, groups, {**groups, self.POD: self.pod(self.SCHEDULED)})
