@@ -301,7 +301,7 @@ class Cache:
         return [found[kind, name] for name in names]
 
     def all_children(self, key: Key) -> dict[tuple[str, str], Body]:
-        """Return all objects with the label of this object, by kind and name; identical bodies until one changes."""
+        """Return the objects labelled as children of this object, by kind and name. Unchanged bodies stay identical."""
         return dict(self._children.get(key, {}))
 
     def versions_about(self, key: Key) -> list[tuple[str, str, str]]:

@@ -48,7 +48,7 @@ KUBELET_VARIABLE: Final = re.compile(r"\$\$|\$\(([^)\s]{0,255}+)\)")
 
 
 def indented_json(value: Any) -> str:
-    """Return a value as readable JSON with sorted keys, in a tenth of the time of `json.dumps`."""
+    """Return a value as indented JSON with sorted keys, ten times as fast as `json.dumps`."""
     return msgspec.json.format(msgspec.json.encode(value, order="sorted"), indent=2).decode()
 
 

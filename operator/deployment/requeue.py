@@ -42,8 +42,8 @@ def needs_another(before: Body, after: Body) -> bool:
     return metadata[0] != metadata[1] or before.get("spec") != after.get("spec") or inputs[0] != inputs[1]
 
 
-def differs_only_in_figures(before: Body, after: Body) -> bool:
-    """Return whether a reconcile has written nothing but the figures of the engines."""
+def same_status_apart_from_figures(before: Body, after: Body) -> bool:
+    """Return whether two versions of an object have the same status, apart from `figures`."""
     statuses = [{**mapping(body, "status"), "figures": None} for body in (before, after)]
     return before is after or statuses[0] == statuses[1]
 

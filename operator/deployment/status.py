@@ -79,7 +79,7 @@ from specdecode_operator.deployment.rollout.readiness import (
     without_engines,
 )
 from specdecode_operator.deployment.rollout.rollout_gate import held_readiness
-from specdecode_operator.deployment.rollout.rollout_progress import pods_of
+from specdecode_operator.deployment.rollout.rollout_progress import pod_count
 from specdecode_operator.deployment.spec_facts import Facts
 from specdecode_operator.deployment.speculation_policy import policy_condition
 from specdecode_operator.enums import METHODS_OF_FREE_LENGTH, Method
@@ -187,7 +187,7 @@ def compose_status(  # noqa: PLR0913  the status combines these inputs
         captures=list(parent.status.captures if schedules is None else schedules),
         ready=f"{seen.counts.ready}/{_wanted_engines(parent)}",
         kept=parent.status.kept,
-        replicas=sum(map(pods_of, workloads)),
+        replicas=sum(map(pod_count, workloads)),
         ready_replicas=sum(each.get("status", {}).get("readyReplicas", 0) for each in workloads),
         selector=_selector(parent, desired.outcome),
     )

@@ -597,7 +597,7 @@ class EngineChildren(Children):
         """Why children that engines do not depend on could not be written or deleted, by kind."""
         self._postponed_beside = set[str]()
         self.is_done = True
-        """Whether the last reconcile has written all children; otherwise writes were blocked or postponed."""
+        """Whether the last reconcile left no write blocked or postponed."""
 
     async def carry_out(
         self, parent: ParsedDeployment, desired: DesiredState, groups: GroupHistory = NO_GROUP_HISTORY
@@ -756,9 +756,9 @@ class EngineChildren(Children):
         )
 
     def with_own_writes(self, before: Mapping[Identity, Body]) -> Mapping[Identity, Body]:
-        """Return an earlier state of the children with what this object has applied or compared since.
+        """Return ``before``, with the current version of each child that was since applied or found in sync.
 
-        The response to an apply may contain fields of other writers, which are yet to be removed.
+        Children with `managedFields` are left out: the next reconcile must remove fields of other writers from them.
         """
         own = {}
         for name, body in self.cache.all_children(self.key).items():

@@ -40,7 +40,7 @@ class DecisionCache:
         desired = decide(parent, cluster)
         self._packed = PackedChildren.of(desired.children)
         plan = desired.outcome.plan_status
-        # The equal plan of the status would take several kB.
+        # An equal copy from the status would take several kB more.
         self._previous = plan if parent.status.plan == plan else parent.status.plan
         self._asked, self._latest = asked, replace(desired, children=[])
         return desired

@@ -400,15 +400,15 @@ class OperatorState:
             self.turns.looked(key, requeue)
 
     async def _needs_reconcile(self, reconciler: Reconciler, key: Key, is_turn: bool) -> bool:
-        """Return whether an object must be reconciled: in its turn, or because it or a child changed.
+        """Return whether a queued object must be reconciled. It is queued for its resync turn or after an event.
 
-        Polling is enough for the turn of a settled object. The events of the operator's own writes and most events of
-        engines that start are no news.
+        In its turn, a settled object is only polled. Events of the operator's own writes, and most events of starting
+        engines, need no reconcile.
         """
         if key.kind != deployment.KIND:
             return True
         if not is_turn:
-            return reconciler.has_news(key)
+            return reconciler.needs_reconcile(key)
         requeue = await self.metrics.measured_poll(reconciler.look(key))
         if requeue is not None:
             self.turns.looked(key, requeue)
@@ -455,7 +455,7 @@ class OperatorState:
             keys = self.turns.next(self.cache.parents(), self.time.now().timestamp()) if self._leads else []
             for number, key in enumerate(keys):
                 part = number * _PARTS_OF_ROUND // len(keys)
-                loop.call_later(RESYNC_S * part / _PARTS_OF_ROUND, self.queue.add_to_check, key)
+                loop.call_later(RESYNC_S * part / _PARTS_OF_ROUND, self.queue.add_turn, key)
 
 
 async def on_deployment(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> None:

@@ -78,10 +78,10 @@ class WorkQueue:
         self._turns = 0
         self._to_take = asyncio.Semaphore(0)
         self._waiting: dict[Key, float] = {}
-        self._turns_come: set[Key] = set()
+        self._resync_due: set[Key] = set()
         """Waiting keys whose turn in a resync has come."""
-        self._sure: set[Key] = set()
-        """Keys that need work whatever the check finds."""
+        self._unchecked: set[Key] = set()
+        """Keys that skip the check."""
         self._running: set[Key] = set()
         self._again: dict[Key, Callable[[Key], None]] = {}
         """Functions that add keys again that were added while a worker had them."""
@@ -94,7 +94,7 @@ class WorkQueue:
         """Whether the queue accepts keys. A standby replica drops them, and adds all keys when it becomes leader."""
 
     def add(self, key: Key) -> None:
-        """Add a key whose object changed, perhaps by a user; idempotent until work on it starts."""
+        """Add a key whose object changed, possibly through a user's edit. Idempotent until work on it starts."""
         if not self.is_open:
             return
         if key in self._running:
@@ -129,20 +129,20 @@ class WorkQueue:
             self._count(key)
 
     def add_calmly(self, key: Key) -> None:
-        """Add a key that needs work although its object and its children may be unchanged."""
+        """Add a key at low priority, to be worked on without a check."""
         if not self.is_open:
             return
-        self._sure.add(key)
+        self._unchecked.add(key)
         if key in self._running:
             self._again.setdefault(key, self.add_calmly)
         elif key not in self._waiting:
             self._calm.add(key)
             self._count(key)
 
-    def add_to_check(self, key: Key) -> None:
+    def add_turn(self, key: Key) -> None:
         """Add a key whose turn in a resync has come, unless a worker has it or it backs off after failures."""
         if self.is_open and not any(key in each for each in (self._retries, self._running, self._waiting)):
-            self._turns_come.add(key)
+            self._resync_due.add(key)
             self._calm.add(key)
             self._count(key)
 
@@ -172,7 +172,7 @@ class WorkQueue:
         return time.monotonic() - self._last_done_s
 
     async def run(self, work: Work, check: Check | None = None) -> None:
-        """Run the workers until cancelled; call once per queue. ``check`` is asked about keys that may need no work."""
+        """Run the workers until cancelled; call once per queue. ``check`` is asked unless the key skips it."""
         async with asyncio.TaskGroup() as group:
             for _ in range(self._workers):
                 group.create_task(self._run_worker(work, check))
@@ -182,14 +182,14 @@ class WorkQueue:
             await self._to_take.acquire()
             key, ask_again = self._take()
             del self._waiting[key]
-            is_sure, is_turn = key in self._sure, key in self._turns_come
-            self._sure.discard(key)
-            self._turns_come.discard(key)
+            is_unchecked, is_turn = key in self._unchecked, key in self._resync_due
+            self._unchecked.discard(key)
+            self._resync_due.discard(key)
             self._running.add(key)
             self._after_rest.discard(key)
             self._cancel_retry(key)
             try:
-                if is_sure or check is None or await check(key, is_turn):
+                if is_unchecked or check is None or await check(key, is_turn):
                     await work(key)
             except Exception as error:  # noqa: BLE001  one object must not stop the others
                 self._retry_later(key, error, ask_again)
@@ -216,7 +216,7 @@ class WorkQueue:
         return next((key, ask) for key, ask in taken if key)
 
     def _retry_later(self, key: Key, error: Exception, ask_again: Callable[[Key], None]) -> None:
-        self._sure.add(key)
+        self._unchecked.add(key)
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         # The exponent is also bounded, because an object may fail for days.
         delay_s = min(_FIRST_RETRY_S * 2 ** min(failures - 1, _MOST_DOUBLINGS), _LAST_RETRY_S)

@@ -99,7 +99,7 @@ from specdecode_operator.deployment.parsed_deployment import (
 )
 from specdecode_operator.deployment.planning import plan_change, planned_break_even
 from specdecode_operator.deployment.replica_capacity import replica_load
-from specdecode_operator.deployment.requeue import Requeue, differs_only_in_figures, needs_another, requeue_for
+from specdecode_operator.deployment.requeue import Requeue, needs_another, requeue_for, same_status_apart_from_figures
 from specdecode_operator.deployment.rollout.blocked_pods import waits_for_claim
 from specdecode_operator.deployment.rollout.canary import (
     CanaryDecision,
@@ -116,7 +116,7 @@ from specdecode_operator.deployment.rollout.rollout_progress import (
     NO_GROUP_HISTORY,
     GroupHistory,
     current_pods,
-    only_starts,
+    only_startup_changes,
     read_rollout,
     serving_hash,
 )
@@ -440,8 +440,8 @@ _MOST_POLLS: Final = 20
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What a reconcile was based on, as the cache had it."""
+class ReconcileInputs:
+    """Cached objects that a reconcile used."""
 
     body: Body | None
     """The object, with the status that the reconcile has written."""
@@ -452,7 +452,7 @@ class Seen:
 
 @dataclass
 class Rest:
-    """State after a reconcile without changes. While the engines report the same, another reconcile changes nothing."""
+    """State of a settled object. While the engines report the same, another reconcile changes nothing."""
 
     facts: Facts
     pods: list[Body]
@@ -486,10 +486,10 @@ class Record:
     canary: CanaryTrial | None = None
     readings: Mapping[str, Reading] = field(default_factory=dict)
     """Readings of the last scrape of the engines that serve."""
-    basis: Seen | None = None
-    """What the running reconcile has seen; None if another one must follow, and between reconciles."""
-    seen: Seen | None = None
-    """What the last reconcile has seen; None if another one must follow."""
+    inputs: ReconcileInputs | None = None
+    """Objects used by the running reconcile. None between reconciles, or if another reconcile must follow."""
+    last_inputs: ReconcileInputs | None = None
+    """Objects used by the last reconcile. None if another reconcile must follow."""
     rest: Rest | None = None
     """None unless the object is settled and its engines repeat their values."""
     is_settled: bool = False
@@ -530,13 +530,15 @@ class Reconciler:
         self._shared: dict[str, SharedConfigMaps] = {}
         """Shared ConfigMaps by namespace."""
 
-    def has_news(self, key: Key) -> bool:
-        """Return whether an object, a child or a run of it has changed so that it must be reconciled."""
+    def needs_reconcile(self, key: Key) -> bool:
+        """Return whether an object must be reconciled because it, a child, a capture or a training changed."""
         record = self._records.get(key)
-        seen, body = record.seen if record else None, self._cache.parent(key)
+        seen, body = record.last_inputs if record else None, self._cache.parent(key)
         if record is None or seen is None or body is None or body != seen.body or seen.runs != self._runs(key):
             return True
-        return not only_starts(key, record.children.with_own_writes(seen.children), self._cache.all_children(key))
+        return not only_startup_changes(
+            key, record.children.with_own_writes(seen.children), self._cache.all_children(key)
+        )
 
     def _runs(self, key: Key) -> list[Body]:
         return [*self._cache.captures_of(key), *self._cache.trainings_of(key)]
@@ -548,7 +550,7 @@ class Reconciler:
         """
         record = self._records.get(key)
         rest = record.rest if record else None
-        if record is None or rest is None or rest.looks >= _MOST_POLLS or self.has_news(key):
+        if record is None or rest is None or rest.looks >= _MOST_POLLS or self.needs_reconcile(key):
             return None
         rest.looks += 1
         readings, shown = await self._scrape(rest.facts, rest.pods, record.figures.looks), record.figures.shown
@@ -624,7 +626,7 @@ class Reconciler:
         trained = choose(offers, rollouts, parent.status.trained_draft, self._cluster.clock.now())
         record.draft_order = draft_order(update, desired, trained)
         if record.draft_order != desired.draft_order:
-            ordered, record.basis = replace(desired, draft_order=record.draft_order), None
+            ordered, record.inputs = replace(desired, draft_order=record.draft_order), None
             await self._write(parent, record.children.carry_out(parent, ordered, groups))
         exists = await self._report(parent, desired, observation, schedules, policy=policy, trained=trained)
         if exists and seen is not None:
@@ -642,19 +644,20 @@ class Reconciler:
         *,
         has_offers: bool,
     ) -> Requeue:
-        """Record what the reconcile of ``body`` was based on, and whether the object is settled.
+        """Return when to reconcile ``body`` again.
 
-        If the engines repeated their readings, keep them for later comparison.
+        Record the objects that this reconcile used and whether the object is settled. If the engines repeated their
+        readings, keep them for later comparison.
         """
         record, now, outcome = self._record(parent), self._cache.parent(parent.key), desired.outcome
         requeue = replace(requeue, is_due=now is not None and needs_another(body, now))
         is_done = record.children.is_done and not observation.blocked and not requeue.is_due
-        record.seen, record.basis = record.basis if is_done else None, None  # `basis` keeps old versions in memory.
+        record.last_inputs, record.inputs = record.inputs if is_done else None, None
         if now is None or requeue.is_due or has_offers or not requeue.follows_engines:
             return requeue
         # The load that an autoscaler follows is exported by each process.
         record.is_settled = record.children.is_in_line(parent, desired) and wanted_autoscaler(parent) is None
-        is_steady = observation.repeats and observation.figures_due and differs_only_in_figures(body, now)
+        is_steady = observation.repeats and observation.figures_due and same_status_apart_from_figures(body, now)
         if record.is_settled and is_steady and isinstance(outcome, Launch):
             record.rest = Rest(outcome.facts, serving_pods(observation.pods), observation.readings, requeue)
         return requeue
@@ -772,8 +775,8 @@ class Reconciler:
     def _begin(self, parent: ParsedDeployment) -> Record:
         """Return the record of an object that is reconciled now."""
         record, key = self._record(parent), parent.key
-        record.is_settled, record.rest, record.seen = False, None, None
-        record.basis = Seen(self._cache.parent(key), self._cache.all_children(key), self._runs(key))
+        record.is_settled, record.rest, record.last_inputs = False, None, None
+        record.inputs = ReconcileInputs(self._cache.parent(key), self._cache.all_children(key), self._runs(key))
         return record
 
     def _read(self, body: Body, *, as_written: bool = False, offers: Offers | None = None) -> ParsedDeployment:
@@ -899,8 +902,8 @@ class Reconciler:
             return None
         body = None if now is None else render(now)
         if now is not None and body is not None and now != before:
-            if self._decides_anew(parent, before, now):
-                record.basis = None
+            if self._needs_another_after_storing(parent, before, now):
+                record.inputs = None
             blocked = await self._write(parent, record.children.apply([body], parent.kept_managers))
         if blocked:
             now, body = before, None if before is None else render(before)
@@ -908,12 +911,12 @@ class Reconciler:
         record.last_good_digests = digests(last_good_name(parent.key), body["data"] if body else {})
         return blocked
 
-    def _decides_anew(self, parent: ParsedDeployment, before: LastGood | None, now: LastGood) -> bool:
-        """Return whether a new record of the last good workload leads to other children or conditions."""
+    def _needs_another_after_storing(self, parent: ParsedDeployment, before: LastGood | None, now: LastGood) -> bool:
+        """Return whether storing the last good workload may change children or conditions in the next reconcile."""
         is_judged = isinstance(parent.spec, InvalidSpecError) or (
             parent.spec.rollout.gate is not None or parent.spec.rollout.strategy is RolloutStrategy.CANARY
         )
-        # An attestation says that the engines serve.
+        # The next reconcile attests that the engines serve.
         is_attested = self._settings.signing_key is not None
         return is_judged or is_attested or replace(now, packed=b"") != replace(before or LastGood(b""), packed=b"")
 
@@ -926,10 +929,10 @@ class Reconciler:
             status_is_current=parent.status.observed_generation == parent.generation,
         )
 
-    def _unchanged_so_far(self, record: Record, key: Key) -> Seen | None:
-        """Return the present state; None if others have changed it since this reconcile began."""
-        begun, now = record.basis, self._cache.all_children(key)
-        if begun is None or not only_starts(key, record.children.with_own_writes(begun.children), now):
+    def _inputs_if_unchanged(self, record: Record, key: Key) -> ReconcileInputs | None:
+        """Return the inputs with the current children; None if another writer has changed a child since the start."""
+        begun, now = record.inputs, self._cache.all_children(key)
+        if begun is None or not only_startup_changes(key, record.children.with_own_writes(begun.children), now):
             return None
         return replace(begun, children=now)
 
@@ -938,7 +941,7 @@ class Reconciler:
     ) -> Observation:
         """Observe workload and pods, and scrape the engines."""
         record, now_s, key = self._record(parent), time.monotonic(), parent.key
-        record.basis = self._unchanged_so_far(record, key)
+        record.inputs = self._inputs_if_unchanged(record, key)
         workload, replaced = record.children.workloads(desired if blocked is None else None)
         pods = current_pods(record.children.engine_pods(), workload)
         launch = desired.outcome if isinstance(desired.outcome, Launch) else None
@@ -1092,8 +1095,8 @@ class Reconciler:
         if not await children.write_status(status):
             self.forget(parent.key)
             return False
-        if record.basis is not None:
-            record.basis = replace(record.basis, body=self._cache.parent(parent.key))
+        if record.inputs is not None:
+            record.inputs = replace(record.inputs, body=self._cache.parent(parent.key))
         if status.observed != parent.status.observed:
             record.figures_written_s = time.monotonic()
         children.post_times_ahead(parent.times_ahead)

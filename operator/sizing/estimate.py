@@ -226,7 +226,7 @@ class Sizer:
         return result
 
     def size_swept(self, others: Hashable, values: Mapping[str, Any]) -> Sized | None:
-        """Size a case with these values of `SWEPT` and the other values of an earlier case.
+        """Size a case that differs from an earlier one only in these `SWEPT` values.
 
         Return None if there is no earlier case. Raise ValueError for invalid values; `size` has the message.
         """
@@ -257,7 +257,7 @@ class _Sweep:
         _reject_length(fields, self._pair, self._most_tokens)
         _reject_sequences(fields, sequences, self._most_sequences)
 
-        # Engines that do not read the length are those of any length.
+        # If no other term depends on the length, all lengths share one engine.
         key = sequences, length if self._reads_length else limits.max_model_len
         engine = self._engines.get(key, lambda: find_engine(self._pair.with_requests(*key), self._device, self._split))
         return Sized(engine.budget(length, percent), self._unmodelled)

@@ -194,10 +194,10 @@ class Pair:
                 object.__setattr__(self, role, computed_in(model, self.limits.dtype_bytes))
 
     def with_requests(self, max_num_seqs: int, max_model_len: int) -> "Pair":
-        """Return the pair with other limits of requests, as `dataclasses.replace` does, but in a fifth of its time."""
+        """Return a copy of the pair with these request limits, five times as fast as `dataclasses.replace`."""
         limits = _changed(self.limits, max_num_seqs=max_num_seqs, max_model_len=max_model_len)
         changed = _changed(self, limits=limits)
-        # The table of positions of some heads is as long as requests. The era does not depend on them.
+        # Some heads have a position table with `max_model_len` rows. The cached `era` does not depend on the limits.
         vars(changed).pop("loaded_draft", None)
         return changed
 
@@ -272,7 +272,7 @@ _Changed = TypeVar("_Changed", EngineLimits, Pair)
 
 
 def _changed(value: _Changed, **fields: object) -> _Changed:
-    """Return a copy with other values of fields, and the same cached properties."""
+    """Return a copy with these fields replaced; cached properties are kept."""
     copied = object.__new__(type(value))
     vars(copied).update(vars(value), **fields)
     return copied

@@ -45,7 +45,7 @@ def live_serving(engine: Engine, models: Path, collector: Collector, *options: s
 
 @pytest.fixture(scope="module")
 def live(engine: Engine, models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Collector, Server]]:
-    """Serve with a recorder that no collector has called, or that the last one has dismissed."""
+    """Serve with an idle recorder. Each test dismisses it at its end."""
     collector = Collector(tmp_path_factory.mktemp("live"))
     with live_serving(engine, models, collector) as server:
         yield collector, server

@@ -21,7 +21,7 @@ BLOCK: Final = Served(
 
 @cache
 def comparison(*canary: Served, blocks: int = 9) -> PoolComparison:
-    """Return a comparison of as many blocks, of which the canary has such ones in turn; only to be read."""
+    """Return a comparison over ``blocks`` blocks; those of the canary cycle through ``canary``. Do not modify it."""
     found, counters = PoolComparison(), [Served(), Served()]
     for block in range(blocks + 1):
         found.observe({"stable": counters[0]}, {"canary": counters[1]}, BLOCK_S * block)

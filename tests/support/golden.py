@@ -99,7 +99,7 @@ def _copied(text: str) -> list[Body]:
 
 @cache
 def _parsed(text: str) -> bytes:
-    """Parse YAML once: a capture looks for its deployment in all examples."""
+    """Parse each YAML text once; rendering a capture searches all examples for its deployment."""
     return pickle.dumps([*yaml.safe_load_all(text)])
 
 

@@ -27,7 +27,7 @@ _MOST_NAMED: Final = 5
 """Number of unknown models in the summary on standard error. The results name all of them."""
 
 _LONGEST_KEY_BYTES: Final = 2**14
-"""Longer keys are kept as digests, which bounds the memory. For short ones, a digest takes longer than a comparison."""
+"""Maximum length of a key that is kept as is. Longer keys are hashed, which bounds the memory."""
 _NUMBERS: Final = ("id", *SWEPT)
 """Keys whose values differ between the lines of a sweep."""
 _LINE: Final = (
@@ -35,7 +35,7 @@ _LINE: Final = (
     '"state": %d, "activation": %d, "cuda_graphs": %d, "non_torch": %d, "available_kv": %d}, "margin_bytes": %d, '
     '"kv_cache_tokens": %d, "max_concurrency": %r, "error": null}'
 )
-"""`Sized.line` of most cases, because encoding an object takes three times as long."""
+"""Template for the result of most cases. Encoding a dict takes three times as long."""
 _of_line: Final = attrgetter(
     *("verdict", "total_bytes", "requested_bytes", "target_weights_bytes", "draft_weights_bytes"),
     *("state_bytes", "activation_bytes", "cuda_graphs_bytes", "non_torch_bytes", "available_kv_bytes"),
@@ -79,7 +79,7 @@ class _Batch:
         self.errors = 0
 
     def result(self, line: bytes, number: int) -> str:
-        """Return the result of a line as JSON, which is an error if the line is invalid."""
+        """Return the result of a line as JSON: its sizing, or an error if the line is invalid."""
         others: Hashable = None
         if (texts := self._objects.split(line)) is not None:
             try:
@@ -109,12 +109,12 @@ class _Batch:
 
 
 def _key(text: bytes) -> Hashable:
-    """Return a key that identifies a text."""
+    """Return the text as a cache key, or its SHA-256 if it is long."""
     return text if len(text) <= _LONGEST_KEY_BYTES else sha256(text).hexdigest()
 
 
 def _line(value: object, sized: Sized) -> str:
-    """Return the result of a case with this id as JSON."""
+    """Return the result of a sized case as JSON; ``value`` is its id."""
     identity, budget = _identity(value), sized.budget
     if budget.uncalibrated_gpu or budget.calibration or sized.unmodelled:
         return json_text({"id": identity, **sized.line})

@@ -142,7 +142,7 @@ def serving_hash(workload: Body) -> str | None:
 
 
 _STARTING: Final = frozenset({None, "ContainerCreating", "PodInitializing"})
-"""Reasons of a waiting container that is about to start."""
+"""Waiting reasons of a container that starts normally; None if it does not wait."""
 
 _LIVE_PHASES: Final = frozenset({None, "Pending", "Running"})
 
@@ -150,47 +150,47 @@ _REVISION: Final = "deployment.kubernetes.io/revision"
 """Annotation that the Deployment controller writes."""
 
 
-def only_starts(key: Key, before: Mapping[Identity, Body], now: Mapping[Identity, Body]) -> bool:
-    """Return whether an object's children differ only because engines are starting, so that its status is the same.
+def only_startup_changes(key: Key, before: Mapping[Identity, Body], now: Mapping[Identity, Body]) -> bool:
+    """Return whether the children changed only through start-up steps, which do not change the object's status.
 
-    A start causes about ten events, such as the scheduling of a pod, before an engine is ready or fails. A ready pod
-    makes a difference only when its Deployment counts it, whose event follows.
+    An engine causes about ten events, such as the scheduling of its pod, before it is ready or fails. A pod that
+    becomes ready is ignored until its Deployment reports it, which causes another event.
     """
     if before == now:
         return True
     kinds = {kind for kind, _ in now}
     pods = engine_pods([body for (kind, _), body in now.items() if kind == POD.kind], key)
-    # After a rejected pod, each step of its successor counts (`rejections`).
+    # After the kubelet rejects a pod, each start-up step of its replacement matters; see `rejections`.
     has_failed = any((pod.get("status") or {}).get("phase") == "Failed" for pod in pods)
     if has_failed or LEADER_WORKER_SET.kind in kinds or not before.keys() <= now.keys():
         return False
     deployments = [body for (kind, _), body in now.items() if kind == DEPLOYMENT.kind]
     counted = sum((each.get("status") or {}).get("readyReplicas", 0) for each in deployments)
     ready = sum(_is_ready(pod) and "deletionTimestamp" not in pod["metadata"] for pod in pods)
-    may_be_ready = bool(deployments) and ready > counted
+    has_uncounted_pods = bool(deployments) and ready > counted
     changed = [(name[0], before.get(name), body) for name, body in now.items() if before.get(name) != body]
     return all(
-        (bool(engine_pods([new], key)) and _pod_starts(old, new, may_be_ready=may_be_ready))
+        (bool(engine_pods([new], key)) and _is_pod_startup(old, new, has_uncounted_pods=has_uncounted_pods))
         if kind == POD.kind
-        else kind == DEPLOYMENT.kind and old is not None and _deployment_starts(old, new)
+        else kind == DEPLOYMENT.kind and old is not None and _is_deployment_startup(old, new)
         for kind, old, new in changed
     )
 
 
-def _pod_starts(old: Body | None, new: Body, *, may_be_ready: bool) -> bool:
+def _is_pod_startup(old: Body | None, new: Body, *, has_uncounted_pods: bool) -> bool:
     if old is not None and (
-        _is_ready(old) or not _is_well(old) or _labels_and_annotations(old) != _labels_and_annotations(new)
+        _is_ready(old) or not _has_no_problem(old) or _labels_and_annotations(old) != _labels_and_annotations(new)
     ):
         return False
-    return _is_well(new) and (may_be_ready or not _is_ready(new))
+    return _has_no_problem(new) and (has_uncounted_pods or not _is_ready(new))
 
 
 def _is_ready(pod: Body) -> bool:
     return bool(condition_of(pod, "Ready").get("status") == "True")
 
 
-def _is_well(pod: Body) -> bool:
-    """Return whether nothing stops a pod from starting: it is not unschedulable, deleted, failed or stuck."""
+def _has_no_problem(pod: Body) -> bool:
+    """Return whether a pod starts or runs without a problem, such as a failed scheduling or container."""
     status, containers = pod.get("status") or {}, container_statuses(pod)
     if "deletionTimestamp" in pod["metadata"] or condition_of(pod, "PodScheduled").get("status") == "False":
         return False
@@ -208,11 +208,11 @@ def _labels_and_annotations(body: Body) -> list[Body]:
     return [metadata.get("labels") or {}, annotations]
 
 
-def _deployment_starts(old: Body, new: Body) -> bool:
-    """Return whether only numbers in the status of a Deployment without ready pods have changed."""
+def _is_deployment_startup(old: Body, new: Body) -> bool:
+    """Return whether a Deployment still has no ready pods, the same spec and pod count, and no failure."""
     rest = [
         {**body["metadata"], "annotations": None, "resourceVersion": None}
-        | {"spec": body["spec"], "pods": pods_of({**body, "kind": DEPLOYMENT.kind})}
+        | {"spec": body["spec"], "pods": pod_count({**body, "kind": DEPLOYMENT.kind})}
         for body in (old, new)
     ]
     if rest[0] != rest[1] or _labels_and_annotations(old) != _labels_and_annotations(new) or new["spec"].get("paused"):
@@ -225,7 +225,7 @@ def _deployment_starts(old: Body, new: Body) -> bool:
     return not any(failed + overdue)
 
 
-def pods_of(workload: Body) -> int:
+def pod_count(workload: Body) -> int:
     """Return the number of pods of a workload that exist or are being created.
 
     Counting only those that exist would change the status of each object again as soon as its workload is created.

@@ -478,7 +478,7 @@ class Engine(NamedTuple):
 
     device: Device
     ranks: tuple[Rank, ...]  # A GPU of each pipeline stage, with the correction
-    used_bytes: tuple[int, ...]  # Bytes of each, by all terms
+    used_bytes: tuple[int, ...]  # Memory that each rank uses: the sum of its terms
     layout: tuple[KvGrouping, ...]  # KV cache of each stage
     margins: tuple[tuple[int, int], ...]  # Margin of each stage, and the part of it for estimated models
     min_concurrency: int

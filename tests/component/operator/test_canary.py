@@ -123,7 +123,7 @@ class OperatorHere:
             await probe.close()
 
     async def look(self, *, only_served: bool = False) -> None:
-        """Reconcile the object once; no children are listed if engines have only served since the last look."""
+        """Reconcile the object once. With ``only_served``, skip listing its children."""
         if only_served:
             self._relist.due.add(SPECDECODE_DEPLOYMENT.kind)
             await self._relist.in_round(1, self._cluster)
@@ -187,7 +187,7 @@ class Story:
         self.kubectl.patch_pod_status(name, {"podIP": address, "podIPs": [{"ip": address}]})
 
     async def look(self, *, only_served: bool = False) -> None:
-        """Reconcile once; no pod can have changed if engines have ``only_served`` since the last look."""
+        """Reconcile once. Pass ``only_served`` if only the engines' counters have changed since the last call."""
         if not only_served:
             self.tend()
         await self.operator.look(only_served=only_served)

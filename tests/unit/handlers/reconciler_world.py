@@ -88,7 +88,7 @@ class World:
             self.cache.put_node(node)
 
     def _unseen(self, resource: Resource) -> list[Body]:
-        """Return the objects of a kind that this cache has not got in their version."""
+        """Return the objects of a kind whose current version the cache does not have."""
         found = {name: each for name, each in self.api.versions(resource).items() if each not in self._seen}
         self._seen.update(found.values())
         return [body for name in sorted(found) if (body := self.api.find(resource, name))]

@@ -172,7 +172,7 @@ async def test_running_operator_measures_reconciles(api: ApiServer, caplog: pyte
         looks = ("specdecode_reconcile_duration_seconds_count", deployment.KIND, "done")
         await until(lambda: samples(state.metrics)[looks] > 0, lambda: "it was looked at")
         await until(lambda: not state.queue.is_pending(Key("team", "llama")), lambda: "nothing is left to do")
-        state.queue.add_to_check(Key("team", "llama"))
+        state.queue.add_turn(Key("team", "llama"))
         polls = ("specdecode_poll_duration_seconds_count", "changed")
         await until(
             lambda: samples(state.metrics)[polls] == 1, lambda: "a suspended deployment needs a reconcile, not a poll"

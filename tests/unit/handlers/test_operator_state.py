@@ -165,7 +165,7 @@ class TestStart:
 
 
 class TestEvents:
-    """Events of pods, after which their object may need no reconcile."""
+    """Pod events, some of which need no reconcile."""
 
     async def test_failed_pod_is_reconciled_and_a_starting_one_is_not(
         self, api: ApiServer, state: OperatorState, monkeypatch: pytest.MonkeyPatch

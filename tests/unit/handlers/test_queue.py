@@ -227,7 +227,7 @@ async def test_constantly_failing_key_has_bounded_backoff(
             queue.add(B)
             return
         # Events go on coming while it fails: that must not arm a second chain of retries.
-        queue.add_to_check(A)
+        queue.add_turn(A)
         raise RuntimeError
 
     longest_delays(monkeypatch)
@@ -560,7 +560,7 @@ async def test_api_server_failure_is_logged_without_a_traceback(
     assert [(record.levelno, bool(record.exc_info)) for record in caplog.records] == [(logging.WARNING, False)]
 
 
-@pytest.mark.parametrize("ask", ["add", "add_soon", "add_calmly", "add_to_check"])
+@pytest.mark.parametrize("ask", ["add", "add_soon", "add_calmly", "add_turn"])
 async def test_closed_queue_drops_keys(ask: str) -> None:
     queue = WorkQueue(workers=1, gather_s=0)
     queue.is_open = False
@@ -584,8 +584,8 @@ async def test_turn_of_a_key_that_backs_off_waits_for_its_retry(monkeypatch: pyt
         Retries(monkeypatch)
         queue.add(A)
         await failed.wait()
-        queue.add_to_check(A)
-        queue.add_to_check(B)
+        queue.add_turn(A)
+        queue.add_turn(B)
         await done.wait()
     assert worked == [A, B]
 
@@ -596,7 +596,7 @@ class TestChecks:
     async def done(
         self, queue: WorkQueue, *, needs_work: bool, then: Callable[[], None] = lambda: None, steps: int = 1
     ) -> list[str]:
-        """Take A from the queue, act during its check, work on B; return what was done to A: so many steps at least."""
+        """Run the workers, and call ``then`` in the check of A; return what was done to A, at least ``steps`` steps."""
         did, done = asyncio.Queue[str](), asyncio.Event()
 
         async def work(key: Key) -> None:
@@ -621,7 +621,7 @@ class TestChecks:
         return [*seen, *(did.get_nowait() for _ in range(did.qsize()))]
 
     @pytest.mark.parametrize(
-        ("ask", "check"), [("add_to_check", "check of its turn"), ("add_soon", "check"), ("add", "check")]
+        ("ask", "check"), [("add_turn", "check of its turn"), ("add_soon", "check"), ("add", "check")]
     )
     async def test_check_decides_about_a_key_that_may_need_no_work(self, ask: str, check: str) -> None:
         for needs_work, steps in ((False, [check]), (True, [check, "work"])):
@@ -629,7 +629,7 @@ class TestChecks:
             getattr(queue, ask)(A)
             assert await self.done(queue, needs_work=needs_work) == steps
 
-    @pytest.mark.parametrize("other", ["add_to_check", "add_soon", "add"])
+    @pytest.mark.parametrize("other", ["add_turn", "add_soon", "add"])
     async def test_key_that_is_sure_to_need_work_is_not_checked(self, other: str) -> None:
         for asks in ((other, "add_calmly"), ("add_calmly", other)):
             queue = WorkQueue(workers=1, gather_s=0)
@@ -660,7 +660,7 @@ class TestChecks:
 
     async def test_turn_comes_after_changes_of_other_objects(self) -> None:
         queue = WorkQueue(workers=1, gather_s=0)
-        queue.add_to_check(A)
+        queue.add_turn(A)
         queue.add(B)
         assert await taken(queue, 2) == [B, A]
 
@@ -694,7 +694,7 @@ class TestChecks:
 
     async def test_turn_of_a_key_whose_children_change_meanwhile_stays_its_turn(self) -> None:
         queue = WorkQueue(workers=1, gather_s=0)
-        queue.add_to_check(A)
+        queue.add_turn(A)
         queue.add_soon(A)
         assert await self.done(queue, needs_work=False) == ["check of its turn"]
 
@@ -709,7 +709,7 @@ class TestChecks:
     )
     async def test_key_that_changes_during_its_check_comes_again(self, asks: list[str], step: str) -> None:
         queue, changes = WorkQueue(workers=1, gather_s=0), iter(asks)
-        queue.add_to_check(A)
+        queue.add_turn(A)
 
         def change_once() -> None:
             for ask in changes:
@@ -721,7 +721,7 @@ class TestChecks:
     @pytest.mark.parametrize("needs_work", [False, True])
     async def test_children_that_change_during_a_check_are_checked_after_a_rest(self, *, needs_work: bool) -> None:
         queue, asked = WorkQueue(workers=1, gather_s=0), iter([A])
-        queue.add_to_check(A)
+        queue.add_turn(A)
 
         def change_once() -> None:
             for key in asked:

@@ -381,13 +381,13 @@ class TestLook:
 
 
 class TestNews:
-    """What must be reconciled after a reconcile."""
+    """Changes that need another reconcile."""
 
     KEY = Key("team", "llama")
 
-    def has_news(self, world: World) -> bool:
+    def needs_reconcile(self, world: World) -> bool:
         world.see()
-        return world.reconciler.has_news(self.KEY)
+        return world.reconciler.needs_reconcile(self.KEY)
 
     async def begun(self, world: World, **spec: Any) -> None:
         world.add(tiny_cpu(**spec))
@@ -395,28 +395,28 @@ class TestNews:
 
     async def test_own_writes_are_no_news(self, world: World) -> None:
         await self.begun(world)
-        assert not self.has_news(world)
+        assert not self.needs_reconcile(world)
 
     async def test_own_changes_of_children_are_no_news(self, world: World) -> None:
         await self.begun(world)
         world.api.change(SPECDECODE_DEPLOYMENT, "llama", spec=tiny_cpu(replicas=2))
         assert "patch deployments.apps llama" in await world.look()
-        assert not self.has_news(world)
+        assert not self.needs_reconcile(world)
 
     async def test_object_without_a_reconcile_is_news(self, world: World) -> None:
         world.add(tiny_cpu())
-        assert self.has_news(world)
+        assert self.needs_reconcile(world)
 
     async def test_engines_that_start_are_news_when_their_deployment_counts_them(self, world: World) -> None:
         await self.begun(world)
         world.start_engines(phase="Pending")
-        assert not self.has_news(world)
+        assert not self.needs_reconcile(world)
         world.api.change(DEPLOYMENT, "llama", status={"observedGeneration": 1, "unavailableReplicas": 1})
-        assert not self.has_news(world)
+        assert not self.needs_reconcile(world)
         world.api.change(POD, "llama-1", status={"conditions": [{"type": "Ready", "status": "True"}]})
-        assert not self.has_news(world), "the Deployment does not count it yet"
+        assert not self.needs_reconcile(world), "the Deployment does not count it yet"
         world.api.change(DEPLOYMENT, "llama", status={"readyReplicas": 1})
-        assert self.has_news(world)
+        assert self.needs_reconcile(world)
 
     @pytest.mark.parametrize(
         "change",
@@ -434,7 +434,7 @@ class TestNews:
         change(world)
         if world.api.find(SPECDECODE_DEPLOYMENT, "llama") is None:
             world.cache.retain_parents(SPECDECODE_DEPLOYMENT.kind, [], 10**9)
-        assert self.has_news(world)
+        assert self.needs_reconcile(world)
 
     @pytest.mark.parametrize(
         ("kind", "run"),
@@ -444,12 +444,12 @@ class TestNews:
     async def test_run_is_news_until_it_is_reconciled(self, world: World, kind: str, run: Body) -> None:
         await self.begun(world)
         world.cache.put_parent(kind, {**run, "metadata": {**run["metadata"], "namespace": "team"}})
-        assert self.has_news(world)
+        assert self.needs_reconcile(world)
         await world.look()
-        assert not self.has_news(world)
+        assert not self.needs_reconcile(world)
 
     async def served(self, world: World, monkeypatch: pytest.MonkeyPatch) -> Mapping[str, Reading]:
-        """Reconcile until nothing is written; return the readings of the engines."""
+        """Start the engines and reconcile twice, so that nothing is left to do; return their readings."""
         await self.begun(world)
         world.start_engines()
         world.serve()
@@ -470,7 +470,7 @@ class TestNews:
 
         monkeypatch.setattr(world.probe, "read_all", read_all)
         await world.look()
-        assert world.reconciler.has_news(self.KEY)
+        assert world.reconciler.needs_reconcile(self.KEY)
 
     async def test_status_that_others_write_during_a_reconcile_is_news(
         self, world: World, monkeypatch: pytest.MonkeyPatch
@@ -484,13 +484,13 @@ class TestNews:
 
         monkeypatch.setattr(world.probe, "read_all", read_all)
         await world.look()
-        assert self.has_news(world)
+        assert self.needs_reconcile(world)
 
     async def test_blocked_reconcile_is_repeated_at_the_next_event(self, world: World) -> None:
         world.api.refusals["patch deployments.apps"] = (500, "etcd is slow")
         await self.begun(world)
         assert world.said()[1] == "ApiServerError"
-        assert self.has_news(world)
+        assert self.needs_reconcile(world)
 
     async def test_postponed_repair_is_news(self, world: World) -> None:
         await self.begun(world)
@@ -498,7 +498,7 @@ class TestNews:
             world.api.change(SERVICE, "llama", spec={"clusterIP": "10.0.0.7"})
             written = await world.look()
         assert "patch services llama" not in written, "other writers keep changing it"
-        assert self.has_news(world)
+        assert self.needs_reconcile(world)
 
     async def test_fields_of_others_in_the_response_to_an_apply_are_news(self, world: World) -> None:
         entry = {"manager": "kubectl-edit", "operation": "Update", "fieldsV1": {"f:spec": {"f:externalName": {}}}}
@@ -512,7 +512,7 @@ class TestNews:
         world.api.change(SERVICE, "llama", spec={"clusterIP": "10.0.0.7"})
         world.api.before["patch services"] = edit
         assert "patch services llama" in await world.look()
-        assert self.has_news(world)
+        assert self.needs_reconcile(world)
 
     async def test_change_during_a_reconcile_is_news(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         """The reconcile has read the Service, and does not see the change."""
@@ -527,7 +527,7 @@ class TestNews:
 
         monkeypatch.setattr(world.probe, "read_all", read_all)
         await world.look()
-        assert self.has_news(world)
+        assert self.needs_reconcile(world)
 
     async def test_spec_that_changes_during_a_reconcile_is_news(
         self, world: World, monkeypatch: pytest.MonkeyPatch
@@ -540,7 +540,7 @@ class TestNews:
         monkeypatch.setattr(world.probe, "read_all", AsyncMock(return_value=readings))
         await world.look()
         await world.look()
-        assert not self.has_news(world)
+        assert not self.needs_reconcile(world)
         assert world.reconciler.settled() == [self.KEY]
 
         async def read_all(*_: Any, **__: Any) -> dict[str, Reading]:
@@ -550,7 +550,7 @@ class TestNews:
 
         monkeypatch.setattr(world.probe, "read_all", read_all)
         await world.look()
-        assert self.has_news(world)
+        assert self.needs_reconcile(world)
         assert world.reconciler.settled() == []
 
     async def test_failed_rollout_is_news_because_it_is_rolled_back(self, world: World) -> None:
@@ -563,18 +563,18 @@ class TestNews:
         error = ended(2, "vllm: error: unrecognized arguments: --x")
         world.start_engines(phase="Running", containerStatuses=[error])
         assert "patch configmaps llama-last-good" in await world.look()
-        assert self.has_news(world)
+        assert self.needs_reconcile(world)
         assert "patch deployments.apps llama" in await world.look()
 
     async def test_reconcile_that_fails_before_it_observes_is_repeated(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         await self.begun(world)
-        assert not self.has_news(world)
+        assert not self.needs_reconcile(world)
         monkeypatch.setattr(DecisionCache, "decide", Mock(side_effect=ClusterError("gone")))
         with pytest.raises(ClusterError):
             await world.look()
-        assert self.has_news(world)
+        assert self.needs_reconcile(world)
 
     async def test_failed_reconcile_is_repeated(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         await self.begun(world)
@@ -583,7 +583,7 @@ class TestNews:
         monkeypatch.setattr(world.probe, "read_all", AsyncMock(side_effect=ClusterError("gone")))
         with pytest.raises(ClusterError):
             await world.look()
-        assert self.has_news(world)
+        assert self.needs_reconcile(world)
 
     @pytest.mark.parametrize(
         ("rollout", "is_news"),
@@ -598,7 +598,7 @@ class TestNews:
         world.serve()
         monkeypatch.setattr(world.probe, "read_all", AsyncMock(return_value={"llama-1": counting(600, 600)}))
         assert "patch configmaps llama-last-good" in await world.look()
-        assert self.has_news(world) == is_news
+        assert self.needs_reconcile(world) == is_news
 
 
 def figures(value: str) -> FiguresStatus:

@@ -108,7 +108,7 @@ async def test_capture_verdict_is_added_to_the_attestation(world: World, engine_
 
 
 async def test_engines_that_serve_are_attested_at_the_next_event(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An attestation says which engines serve, as the status of the reconcile before did."""
+    """The attestation needs the status that the previous reconcile has written."""
     world.add(tiny_cpu())
     await world.look()
     image = {"name": "engine", "imageID": f"r@{IMAGE_DIGEST}", "ready": True}
@@ -118,5 +118,5 @@ async def test_engines_that_serve_are_attested_at_the_next_event(world: World, m
     monkeypatch.setattr(world.probe, "read_all", AsyncMock(return_value={"llama-1": counting(600, 600)}))
     assert "patch configmaps llama-attestation" not in await world.look()
     world.see()
-    assert world.reconciler.has_news(LLAMA)
+    assert world.reconciler.needs_reconcile(LLAMA)
     assert "patch configmaps llama-attestation" in await world.look()

@@ -99,7 +99,7 @@ class Measured:
         self.say(f"{phase}: {costs[phase].wall_s:.1f} s, {costs[phase].cpu_s:.1f} s CPU")
 
     def memory(self) -> Memory:
-        """Return the current and the peak memory of the controller; of its largest process, if it has several."""
+        """Return the current and peak memory of the controller process with the highest peak."""
         return max(map(memory, self.subject.pids), key=lambda each: each.peak_bytes)
 
     def create(self) -> None:

@@ -6,8 +6,8 @@ The API server is real. KWOK simulates nodes and pods, and the address of each p
 has its own service account, rights and Lease. Calls are counted in the API server's audit log, and bytes by the kernel.
 LeaderWorkerSet runs with its webhooks, and creates a leader and a worker per object. The control plane runs on the same
 machine, so compare ratios within a run rather than times. With ``--alone``, the operator is measured without the peer
-and up to a restart, which takes half an hour with 5,000 objects. With ``--operators``, also without the peer, several
-operators share the namespaces.
+and up to a restart, which takes half an hour with 5,000 objects. With ``--operators N``, N operators share the
+namespaces, and more than 1 implies ``--alone``.
 """
 
 import argparse
@@ -74,7 +74,7 @@ def figures_alone() -> Iterator[Figure]:
 def figures_of_sizes(
     sizes: Iterable[int], idle_s: float, *, alone: bool = False, operators: int = 1
 ) -> Iterator[Figure]:
-    """Yield the figures of each number of objects, then the growth of each cost."""
+    """Yield the figures of each number of objects, then the growth of each cost unless there are several operators."""
     lives, shared = {}, f", {operators} operators" * (operators > 1)
     for objects in sizes:
         lives[objects] = _lives(objects, idle_s, alone=alone, operators=operators)
@@ -279,7 +279,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     alone = "without the peer, up to the restart"
     parser.add_argument("--alone", action="store_true", help=alone)
     several = range(1, len(NAMESPACES) + 1)
-    shared = "number of operators that share the namespaces, without the peer (default: %(default)s)"
+    shared = "number of operators that share the namespaces; more than 1 implies --alone (default: %(default)s)"
     parser.add_argument("--operators", type=int, default=1, choices=several, metavar="N", help=shared)
     parser.add_argument(
         "--json", type=runs_file, metavar="FILE", help="add the run to FILE, with the facts of the machine"

@@ -79,7 +79,7 @@ class Stand:
         return NAMESPACE, *others
 
     def nodes_file(self) -> Path:
-        """Return a file with the nodes, for operators that may not list them."""
+        """Write the nodes to a file for operators without permission to list them, and return its path."""
         file = self.folder / "nodes.yaml"
         file.write_text(self.kubectl.must("get", "nodes", "--output=yaml"))
         return file

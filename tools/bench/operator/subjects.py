@@ -98,7 +98,7 @@ class Subject(ABC):
 class Operator(Subject):
     """The operator with its service account and leader election, as installed by the chart.
 
-    Several operators share the namespaces. Each has its own process and its own Lease.
+    If there are several, each has its own process and Lease, and serves its share of the namespaces.
     """
 
     title = "operator"
@@ -121,7 +121,7 @@ class Operator(Subject):
                 arguments += [f"--namespace={each}" for each in NAMESPACES[number::operators]]
                 arguments.append(f"--nodes={nodes}")
             environment = {"POD_NAMESPACE": home}
-            # All append to one log, whose new lines then are those of the phase.
+            # All append to one log, so that the lines added during a phase come from all operators.
             process = OperatorProcess(stand.operator_kubeconfig, self._log, "bench-1", arguments, environment)
             self._processes.append(process)
 

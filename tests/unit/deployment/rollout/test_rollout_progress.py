@@ -27,7 +27,7 @@ from specdecode_operator.deployment.rollout.rollout_progress import (
     current_pods,
     name_pod_security_field,
     observe_groups,
-    only_starts,
+    only_startup_changes,
     read_group_rollout,
     template_hash,
 )
@@ -274,7 +274,7 @@ KEY = Key("team", "llama")
 
 
 class TestOnlyStarts:
-    """Events of engines that start, after which a reconcile would find the same."""
+    """Events of starting engines that need no reconcile."""
 
     DEPLOYMENT = ("Deployment", "llama")
     POD = ("Pod", "llama-1")
@@ -313,8 +313,8 @@ class TestOnlyStarts:
     )
     def test_starting_pod_is_no_news(self, status: Body) -> None:
         now = {self.DEPLOYMENT: self.deployment(), self.POD: self.pod(status)}
-        assert only_starts(KEY, {self.DEPLOYMENT: self.deployment()}, now)
-        assert only_starts(KEY, {**now, self.POD: self.pod(self.SCHEDULED)}, now)
+        assert only_startup_changes(KEY, {self.DEPLOYMENT: self.deployment()}, now)
+        assert only_startup_changes(KEY, {**now, self.POD: self.pod(self.SCHEDULED)}, now)
 
     @pytest.mark.parametrize(
         ("status", "metadata"),
@@ -336,7 +336,7 @@ class TestOnlyStarts:
         ],
         ids=[
             *("unschedulable", "failed", "no image", "no configuration", "crash", "restarted", "ended", "no download"),
-            *("deleted", "relabelled", "node lost"),
+            *("deleted", "relabelled", "disrupted"),
         ],
     )
     def test_problem_of_a_pod_and_its_end_are_news(self, status: Body, metadata: Body) -> None:
@@ -344,29 +344,37 @@ class TestOnlyStarts:
             {self.DEPLOYMENT: self.deployment(), self.POD: each}
             for each in (self.pod(self.SCHEDULED), self.pod(status, **metadata))
         )
-        assert not only_starts(KEY, well, wrong)
-        assert not only_starts(KEY, wrong, well)
+        assert not only_startup_changes(KEY, well, wrong)
+        assert not only_startup_changes(KEY, wrong, well)
 
     def test_ready_pod_is_news_when_its_deployment_counts_it(self) -> None:
         starting, ready = self.pod(self.SCHEDULED), self.ready()
         uncounted, counted = self.deployment(), self.deployment(readyReplicas=1)
         before = {self.DEPLOYMENT: uncounted, self.POD: starting}
-        assert only_starts(KEY, before, {self.DEPLOYMENT: uncounted, self.POD: ready})
-        assert not only_starts(KEY, before, {self.DEPLOYMENT: counted, self.POD: ready})
-        assert not only_starts(KEY, {**before, self.DEPLOYMENT: counted}, {self.DEPLOYMENT: counted, self.POD: ready})
-        assert not only_starts(KEY, {self.POD: starting}, {self.POD: ready}), "nothing else will report it"
-        assert not only_starts(KEY, {self.DEPLOYMENT: uncounted, self.POD: ready}, before), "it is no longer ready"
+        assert only_startup_changes(KEY, before, {self.DEPLOYMENT: uncounted, self.POD: ready})
+        assert not only_startup_changes(KEY, before, {self.DEPLOYMENT: counted, self.POD: ready})
+        assert not only_startup_changes(
+            KEY, {**before, self.DEPLOYMENT: counted}, {self.DEPLOYMENT: counted, self.POD: ready}
+        )
+        assert not only_startup_changes(KEY, {self.POD: starting}, {self.POD: ready}), (
+            "without a Deployment, no other event follows"
+        )
+        assert not only_startup_changes(KEY, {self.DEPLOYMENT: uncounted, self.POD: ready}, before), (
+            "it is no longer ready"
+        )
 
     def test_other_ready_children_are_not_counted_as_pods(self) -> None:
         scaler = {("ScaledObject", "llama"): {**self.ready(), "metadata": {"name": "llama"}}}
         before = {self.DEPLOYMENT: self.deployment(readyReplicas=1), self.POD: self.pod(self.SCHEDULED), **scaler}
-        assert not only_starts(KEY, before, {**before, self.POD: self.ready()})
+        assert not only_startup_changes(KEY, before, {**before, self.POD: self.ready()})
 
     def test_removed_child_and_other_kinds_are_news(self) -> None:
         service = {"metadata": {"name": "llama"}}
-        assert not only_starts(KEY, {("Service", "llama"): service}, {})
-        assert not only_starts(KEY, {}, {("Service", "llama"): service})
-        assert only_starts(KEY, {("Service", "llama"): service}, {("Service", "llama"): copy.deepcopy(service)})
+        assert not only_startup_changes(KEY, {("Service", "llama"): service}, {})
+        assert not only_startup_changes(KEY, {}, {("Service", "llama"): service})
+        assert only_startup_changes(
+            KEY, {("Service", "llama"): service}, {("Service", "llama"): copy.deepcopy(service)}
+        )
 
     @pytest.mark.parametrize(
         ("changes", "is_news"),
@@ -392,35 +400,35 @@ class TestOnlyStarts:
         self, changes: dict[str, Any], *, is_news: bool
     ) -> None:
         before, now = {self.DEPLOYMENT: self.deployment()}, {self.DEPLOYMENT: self.deployment(**changes)}
-        assert only_starts(KEY, before, now) != is_news
-        assert only_starts(KEY, now, before) != is_news
-        assert not only_starts(KEY, {}, now), "a new Deployment is news"
+        assert only_startup_changes(KEY, before, now) != is_news
+        assert only_startup_changes(KEY, now, before) != is_news
+        assert not only_startup_changes(KEY, {}, now), "a new Deployment is news"
 
     def test_counts_of_a_paused_deployment_are_news(self) -> None:
-        """Its rollout is reported by the number of updated engines."""
+        """The status of a paused rollout shows the number of updated engines."""
         paused = {"paused": True}
         before, now = self.deployment(paused), self.deployment(paused, updatedReplicas=1)
-        assert not only_starts(KEY, {self.DEPLOYMENT: before}, {self.DEPLOYMENT: now})
+        assert not only_startup_changes(KEY, {self.DEPLOYMENT: before}, {self.DEPLOYMENT: now})
 
     def test_pods_that_are_no_engines_are_news_and_do_not_count(self) -> None:
         reader = {"metadata": {"name": "reader"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}
         counted, starting = self.deployment(readyReplicas=1), self.pod(self.SCHEDULED)
         before = {self.DEPLOYMENT: counted, self.POD: starting}
-        assert not only_starts(KEY, before, {**before, ("Pod", "reader"): self.pod({}, ownerReferences=[])})
+        assert not only_startup_changes(KEY, before, {**before, ("Pod", "reader"): self.pod({}, ownerReferences=[])})
         before[("Pod", "reader")] = reader
-        assert not only_starts(KEY, before, {**before, self.POD: self.ready()})
+        assert not only_startup_changes(KEY, before, {**before, self.POD: self.ready()})
         leaving = self.pod(self.ready()["status"], deletionTimestamp="2026-01-01T00:00:00Z")
         before[("Pod", "reader")] = leaving
-        assert not only_starts(KEY, before, {**before, self.POD: self.ready()})
+        assert not only_startup_changes(KEY, before, {**before, self.POD: self.ready()})
 
     def test_steps_after_a_failed_pod_are_news(self) -> None:
-        """The kubelet has accepted the next one."""
+        """These steps show that the kubelet accepted the replacement pod."""
         failed = {("Pod", "llama-0"): self.pod({"phase": "Failed"})}
         before = {self.DEPLOYMENT: self.deployment(), self.POD: self.pod(self.SCHEDULED), **failed}
         running = self.pod({"phase": "Running", "containerStatuses": [{"name": "engine", "state": {"running": {}}}]})
-        assert only_starts(KEY, before, copy.deepcopy(before))
-        assert not only_starts(KEY, before, {**before, self.POD: running})
+        assert only_startup_changes(KEY, before, copy.deepcopy(before))
+        assert not only_startup_changes(KEY, before, {**before, self.POD: running})
 
     def test_steps_of_groups_are_news(self) -> None:
         groups = {("LeaderWorkerSet", "llama"): {"metadata": {"name": "llama"}}}
-        assert not only_starts(KEY, groups, {**groups, self.POD: self.pod(self.SCHEDULED)})
+        assert not only_startup_changes(KEY, groups, {**groups, self.POD: self.pod(self.SCHEDULED)})
