@@ -14,7 +14,6 @@ import kopf
 import msgspec
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.cluster.resources import MANAGED_BY_LABEL
 from specdecode_operator.untrusted import read_answer, read_event
 
 _ERROR: Final = b'{"type":"ERROR"'
@@ -101,10 +100,8 @@ class WatchedObjects:
             del self._held[next(iter(self._held))]
         self._held[_identity(body)] = body
         metadata = {key: body["metadata"].get(key) for key in ("name", "namespace", "uid", "resourceVersion")}
-        manager = (body["metadata"].get("labels") or {}).get(MANAGED_BY_LABEL)
-        labels = {"labels": {MANAGED_BY_LABEL: manager}} if manager else {}
         kind = {"kind": body["kind"], "apiVersion": body["apiVersion"]}
-        return {**kind, "metadata": metadata | labels, _HELD: True}
+        return {**kind, "metadata": metadata, _HELD: True}
 
 
 def _bookmark(body: Body) -> bytes:
