@@ -5,7 +5,7 @@
 
 import hashlib
 import sys
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterable
 from itertools import chain
 from typing import Any, Final, Generic, TypeVar
@@ -180,6 +180,7 @@ class Cache:
         """Kinds of `resources.OPTIONAL` that the cluster has and the operator may list."""
         self.devices: DeviceInventory = UNKNOWN_DEVICES
         """Devices that pods can claim; unknown until an object claims some."""
+        self._removals: Counter[Key] = Counter()
         self._deleted: OrderedDict[str, int] = OrderedDict()
         """Version by which an object was gone, by UID. One that gets our label back comes in a later version."""
         self.on_change: Callable[[Key], None] = lambda _: None
@@ -209,8 +210,10 @@ class Cache:
         self._remember_deletion(body, version)
         if _uid(self._parents[kind].get(key)) == _uid(body):
             about = self._about(key)
+            self._count_removal(self._runs.owner(key))
             del self._parents[kind][key]
             self._runs.drop(key)
+            self._removals.pop(key, None)
             self._tell(about)
         return key
 
@@ -286,6 +289,7 @@ class Cache:
 
     def _remove(self, member: tuple[str, str, str], owner: Key) -> None:
         kind, _, name = member
+        self._count_removal(owner)
         del self._children[owner][kind, name]
         if not self._children[owner]:
             del self._children[owner]
@@ -303,6 +307,17 @@ class Cache:
     def all_children(self, key: Key) -> dict[tuple[str, str], Body]:
         """Return the objects labelled as children of this object, by kind and name. Unchanged bodies stay identical."""
         return dict(self._children.get(key, {}))
+
+    def removals(self, key: Key) -> int:
+        """Return how many children, captures and trainings of an object have been removed so far.
+
+        An object that comes and goes during a reconcile is in neither state, but the reconcile may have used it.
+        """
+        return self._removals[key]
+
+    def _count_removal(self, key: Key | None) -> None:
+        if key is not None and key in self._parents[key.kind]:
+            self._removals[key] += 1
 
     def versions_about(self, key: Key) -> list[tuple[str, str, str]]:
         """Return kind, UID and version of a deployment, its children and runs, and what its namespace shares."""

@@ -582,6 +582,8 @@ class _InLine:
     """Whether engines carry the recorder."""
     children: Mapping[Identity, Body]
     """All objects with the object's label, including pods."""
+    removals: int
+    """`Cache.removals`"""
 
 
 class EngineChildren(Children):
@@ -609,7 +611,8 @@ class EngineChildren(Children):
         self.believe(children_proofs(parent.status.kept))
         if self.is_in_line(parent, desired):
             return
-        before, outcome, owned = self.cache.all_children(self.key), desired.outcome, self.owned()
+        before, removals = self.cache.all_children(self.key), self.cache.removals(self.key)
+        outcome, owned = desired.outcome, self.owned()
         if self._signing_key is not None:
             kept = (owned.get((CONFIG_MAP.kind, attestation_name(self.key))) or {}).get("data") or {}
             seen = Seen(kept, self.engine_pods(), self.cache.captures_of(self.key))
@@ -640,7 +643,7 @@ class EngineChildren(Children):
         is_at_rest = not waits and before == self.cache.all_children(self.key)
         wanted, has_recorder = self._wanted(desired), any(map(starts_recorder, others))
         self._in_line = (
-            _InLine(outcome, desired.draft_order, parent.kept_managers, wanted, has_recorder, before)
+            _InLine(outcome, desired.draft_order, parent.kept_managers, wanted, has_recorder, before, removals)
             if is_at_rest
             else None
         )
@@ -752,6 +755,7 @@ class EngineChildren(Children):
             and last.draft_order == desired.draft_order
             and last.kept_managers == parent.kept_managers
             and (self.shared.has_recorder or not last.has_recorder)
+            and last.removals == self.cache.removals(self.key)
             and last.children == self.cache.all_children(self.key)
         )
 

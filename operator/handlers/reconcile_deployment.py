@@ -448,6 +448,8 @@ class ReconcileInputs:
     children: Mapping[Identity, Body]
     runs: Sequence[Body]
     """The captures and the trainings of the object."""
+    removals: int
+    """`Cache.removals` at the start of the reconcile."""
 
 
 @dataclass
@@ -534,7 +536,9 @@ class Reconciler:
         """Return whether an object must be reconciled because it, a child, a capture or a training changed."""
         record = self._records.get(key)
         seen, body = record.last_inputs if record else None, self._cache.parent(key)
-        if record is None or seen is None or body is None or body != seen.body or seen.runs != self._runs(key):
+        if record is None or seen is None or body is None or body != seen.body:
+            return True
+        if seen.runs != self._runs(key) or seen.removals != self._cache.removals(key):
             return True
         return not only_startup_changes(
             key, record.children.with_own_writes(seen.children), self._cache.all_children(key)
@@ -776,7 +780,10 @@ class Reconciler:
         """Return the record of an object that is reconciled now."""
         record, key = self._record(parent), parent.key
         record.is_settled, record.rest, record.last_inputs = False, None, None
-        record.inputs = ReconcileInputs(self._cache.parent(key), self._cache.all_children(key), self._runs(key))
+        cache = self._cache
+        record.inputs = ReconcileInputs(
+            cache.parent(key), cache.all_children(key), self._runs(key), cache.removals(key)
+        )
         return record
 
     def _read(self, body: Body, *, as_written: bool = False, offers: Offers | None = None) -> ParsedDeployment:

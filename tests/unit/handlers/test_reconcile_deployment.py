@@ -41,7 +41,7 @@ from tests.support.model_caches import pod as downloaded_by
 from tests.support.objects import H200, Body, ended, tiny_cpu
 from tests.support.trainings import training
 from tests.unit.deployment.test_speculation_in_force import counting
-from tests.unit.handlers.reconciler_world import World
+from tests.unit.handlers.reconciler_world import World, pod_metadata
 
 SCHEDULE = {"name": "daily", "schedule": "0 3 * * *", "suspend": True}
 STATUS = "patch specdecodedeployments.specdecode.io/status llama"
@@ -484,6 +484,18 @@ class TestNews:
 
         monkeypatch.setattr(world.probe, "read_all", read_all)
         await world.look()
+        assert self.needs_reconcile(world)
+
+    async def test_pod_that_comes_and_goes_during_a_reconcile_is_news(self, world: World) -> None:
+        """The reconcile may have kept something for it."""
+        await self.begun(world)
+        (workload,) = world.all(DEPLOYMENT)
+        metadata = {**pod_metadata(workload), "namespace": "team", "name": "llama-1", "uid": "1"}
+        pod = {"metadata": {**metadata, "resourceVersion": "99"}, "status": {"phase": "Pending"}}
+        world.api.change(SPECDECODE_DEPLOYMENT, "llama", spec=tiny_cpu(serving={"maxModelLen": 512}))
+        world.api.before["patch deployments.apps"] = lambda: world.cache.put(POD.kind, pod)
+        world.api.before["patch configmaps"] = lambda: world.cache.drop(POD.kind, pod)
+        assert "patch configmaps llama-plan" in await world.look()
         assert self.needs_reconcile(world)
 
     async def test_blocked_reconcile_is_repeated_at_the_next_event(self, world: World) -> None:
