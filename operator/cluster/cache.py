@@ -235,6 +235,10 @@ class Cache:
         """Return the trainings of a deployment, by name."""
         return self._runs_of(deployment_key, training.KIND)
 
+    def runs_of(self, deployment_key: Key) -> list[Body]:
+        """Return the captures and the trainings of a deployment, each by name."""
+        return [*self.captures_of(deployment_key), *self.trainings_of(deployment_key)]
+
     def _runs_of(self, deployment_key: Key, kind: str) -> list[Body]:
         found = (key for key in self._runs.members(deployment_key) if key.kind == kind)
         return [self._parents[kind][key] for key in sorted(found, key=lambda key: key.name)]
@@ -321,9 +325,8 @@ class Cache:
 
     def versions_about(self, key: Key) -> list[tuple[str, str, str]]:
         """Return kind, UID and version of a deployment, its children and runs, and what its namespace shares."""
-        runs = [*self.captures_of(key), *self.trainings_of(key)]
         shared = [self.shared_config_map(key.namespace, name) for name in SHARED_CONFIG_MAPS]
-        bodies = [("", body) for body in (self.parent(key), *runs, *shared)]
+        bodies = [("", body) for body in (self.parent(key), *self.runs_of(key), *shared)]
         bodies += [(kind, body) for (kind, _), body in self._children.get(key, {}).items()]
         return [(kind, str(_uid(body)), body["metadata"]["resourceVersion"]) for kind, body in bodies if body]
 

@@ -538,14 +538,11 @@ class Reconciler:
         seen, body = record.last_inputs if record else None, self._cache.parent(key)
         if record is None or seen is None or body is None or body != seen.body:
             return True
-        if seen.runs != self._runs(key) or seen.removals != self._cache.removals(key):
+        if seen.runs != self._cache.runs_of(key) or seen.removals != self._cache.removals(key):
             return True
         return not only_startup_changes(
             key, record.children.with_own_writes(seen.children), self._cache.all_children(key)
         )
-
-    def _runs(self, key: Key) -> list[Body]:
-        return [*self._cache.captures_of(key), *self._cache.trainings_of(key)]
 
     async def look(self, key: Key) -> Requeue | None:
         """Scrape the engines of a settled object; return None if it must be reconciled.
@@ -778,11 +775,10 @@ class Reconciler:
 
     def _begin(self, parent: ParsedDeployment) -> Record:
         """Return the record of an object that is reconciled now."""
-        record, key = self._record(parent), parent.key
+        record, cache, key = self._record(parent), self._cache, parent.key
         record.is_settled, record.rest, record.last_inputs = False, None, None
-        cache = self._cache
         record.inputs = ReconcileInputs(
-            cache.parent(key), cache.all_children(key), self._runs(key), cache.removals(key)
+            cache.parent(key), cache.all_children(key), cache.runs_of(key), cache.removals(key)
         )
         return record
 

@@ -346,7 +346,7 @@ def read_group_rollout(
     leaders = [pod for pod in serving_pods(pods) if "deletionTimestamp" not in pod["metadata"]]
     replicas = status.get("replicas", 0)
     earlier = max(0, replicas - len(leaders))
-    ready = sum(condition_of(pod, "Ready").get("status") == "True" for pod in leaders)
+    ready = sum(map(_is_ready, leaders))
     return Rollout(
         wanted=wanted,
         replicas=replicas,

@@ -1,8 +1,6 @@
 """`specdecode plan --batch` sizes lines that differ in a few numbers together, with the results of each line alone."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from specdecode_operator.cli.plan import batch
 from specdecode_operator.sizing.catalogue import known_models
 from specdecode_operator.sizing.estimate import SWEPT, Sized, Sizer, size_case
 from specdecode_operator.sizing.memory.budget import Budget, Engine
+from tests.support.imported_modules import run_and_see_imports
 from tests.support.llama import LLAMA_8B_CONFIG
 
 HEAD = {"method": "eagle3", "model": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "num_speculative_tokens": 3}
@@ -119,16 +118,11 @@ def test_a_batch_imports_neither_the_planner_nor_the_schema(tmp_path: Path) -> N
     source.write_text(json.dumps(CASES["pair"]) + "\n", encoding="utf-8")
     heavy = ("cli.outputs", "cli.plan.answers", "cli.plan.batch_output", "deployment.models.checkpoint_reader")
     heavy += ("sizing.plan", "sizing.startup_time", "vllm.profiles")
-    code = (
-        "import sys; from specdecode_operator.cli.main import app\n"
-        f"try: app(['plan', '--batch', {str(source)!r}])\n"
-        "except SystemExit: pass\n"
-        f"print([each for each in {heavy} if f'specdecode_operator.{{each}}' in sys.modules])"
+    results, imported = run_and_see_imports(
+        ["plan", "--batch", str(source)], [f"specdecode_operator.{each}" for each in heavy]
     )
-    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    *results, imported = finished.stdout.splitlines()
     assert [json.loads(each)["error"] for each in results] == [None]
-    assert imported == "[]"
+    assert imported == set()
 
 
 @unhurried

@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 from copy import deepcopy
 from pathlib import Path
@@ -24,6 +23,7 @@ from specdecode_operator.cli.plan.batch_output import CaseOutput
 from specdecode_operator.cli.plan.data import CandidateOutput, FixOutput, PrecisionOutput
 from tests.support.devices import GPUS, claiming, gpu, resource_slice
 from tests.support.golden import EXAMPLES, ROOT
+from tests.support.imported_modules import run_and_see_imports
 from tests.support.llama import SMALL_CONFIG
 from tests.support.objects import Body
 from tests.unit.cli.conftest import Specdecode, WriteObject, manifest
@@ -414,14 +414,8 @@ def test_plan_imports_no_cluster_client_and_no_other_command(write: WriteObject)
     heavy |= {"asyncio", "prometheus_api_client", "requests", "rich"}
     lazy = ("capture.commands", "lint", "plan.batch", "plan.data", "plan.plot")
     heavy |= {f"specdecode_operator.cli.{each}" for each in lazy}
-    code = (
-        "import sys; from specdecode_operator.cli.main import app\n"
-        f"try: app(['plan', '-f', {str(path)!r}])\n"
-        "except SystemExit: pass\n"
-        f"print(sorted({heavy} & set(sys.modules)))"
-    )
-    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert finished.stdout.splitlines()[-1] == "[]"
+    _, imported = run_and_see_imports(["plan", "-f", str(path)], heavy)
+    assert imported == set()
 
 
 @pytest.mark.parametrize("option", [(), ("-f",), ("--explain",)], ids=" ".join)
