@@ -165,7 +165,7 @@ class Cache:
         self._shared = SharedValues()
         self._parents: defaultdict[str, dict[Key, Body]] = defaultdict(dict)
         self._children: defaultdict[Key, dict[tuple[str, str], Body]] = defaultdict(dict)
-        self._owners: OwnerIndex[tuple[str, str, str]] = OwnerIndex()
+        self._owners: dict[tuple[str, str, str], Key] = {}
         """Children as (kind, namespace, name). Clients that may write labels may change their owner."""
         self._runs: OwnerIndex[Key] = OwnerIndex()
         """Captures and trainings by the deployment that they name."""
@@ -260,7 +260,7 @@ class Cache:
             elif newest is not None:
                 self._shared_config_maps[place] = newest
         member, owner = _member(kind, body), _owner(kind, body)
-        former = self._owners.owner(member)
+        former = self._owners.get(member)
         known = None if former is None else self._children[former][kind, member[2]]
         newest = self._newest(known, slimmed)
         if newest is None or newest is known:
@@ -271,7 +271,7 @@ class Cache:
                 self._remember_deletion(body)
         if owner is not None:
             self._children[owner][kind, member[2]] = self._shared.share(newest, known)
-            self._owners.put(member, owner)
+            self._owners[member] = owner
             if owner.kind == capture.KIND and kind == PERSISTENT_VOLUME_CLAIM.kind:
                 name = newest["metadata"]["labels"].get(CAPTURED_DEPLOYMENT_LABEL)
                 self._captured_claims.put((owner, member[2]), Key(owner.namespace, name) if name else None)
@@ -284,7 +284,7 @@ class Cache:
         member, place = _member(kind, body), _place(body)
         if kind == CONFIG_MAP.kind and _uid(self._shared_config_maps.get(place)) == _uid(body):
             del self._shared_config_maps[place]
-        owner = self._owners.owner(member)
+        owner = self._owners.get(member)
         if owner is None:
             return _owner(kind, body)
         if _uid(self._children[owner][kind, member[2]]) == _uid(body):
@@ -297,7 +297,7 @@ class Cache:
         del self._children[owner][kind, name]
         if not self._children[owner]:
             del self._children[owner]
-        self._owners.drop(member)
+        del self._owners[member]
         if kind == PERSISTENT_VOLUME_CLAIM.kind:
             self._captured_claims.drop((owner, name))
         self._tell(self._about(owner))
@@ -391,12 +391,12 @@ class Cache:
         """Return whether a labelled child or pod is stored in this version or a later one."""
         if is_shared(kind, body):
             return _is_as_new(self._shared_config_maps.get(_place(body)), body)
-        owner = self._owners.owner(_member(kind, body))
+        owner = self._owners.get(_member(kind, body))
         return owner is not None and _is_as_new(self._children[owner][kind, body["metadata"]["name"]], body)
 
     def owner(self, kind: str, body: Body) -> Key | None:
         """Return the owner of a stored child or pod."""
-        return self._owners.owner(_member(kind, body))
+        return self._owners.get(_member(kind, body))
 
     def retain_parents(
         self, kind: str, present: Iterable[str], version: int, namespace: str | None = None
@@ -523,7 +523,7 @@ def slim(kind: str, body: Body) -> Body:
         slimmed["spec"] = node | {"containers": [each for each in containers if each]}
     if kind == CONFIG_MAP.kind:
         data = {key: _digest(text) if key in _COMPARED_DATA else text for key, text in (body.get("data") or {}).items()}
-        slimmed["data"] = data if data.keys().isdisjoint(_RARELY_READ) else PackedTexts(data)
+        slimmed["data"] = data if data.keys().isdisjoint(_RARELY_READ) else PackedTexts(data, _RARELY_READ)
         if binary := body.get("binaryData"):
             slimmed["binaryData"] = {key: _digest(text) for key, text in binary.items()}
     return slimmed

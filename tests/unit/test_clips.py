@@ -51,6 +51,7 @@ NO_MESSAGES: Final = {
     "cluster/observed_figures.py: ' '.join((f'{value:.4g}' for _, value in ordered if math.isfinite(value)))[:256]",
     # Input that is parsed or compared, and not shown.
     "cluster/engine_probe.py: data[start:start + _PIECE_BYTES]",
+    "cluster/packing.py: (_COMMON + text)[-_WINDOW_BYTES:]",
     "vllm/settings_watch.py: str(record.msg)[:_LOOKED_AT]",
     "replay/server/completion_requests.py: _TEXT[start * BYTES_PER_TOKEN:(start + end - begin) * BYTES_PER_TOKEN]",
     "deployment/models/model_facts.py: message[:MESSAGE_LIMIT_BYTES]",

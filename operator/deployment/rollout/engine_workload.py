@@ -1,7 +1,6 @@
 """The workload that starts engines: a Deployment, or a LeaderWorkerSet for engines on several nodes.
 
-Rendered objects that are kept for long are stored as compressed JSON. The compression dictionary is text that
-nearly every workload contains.
+Rendered objects that are kept for long are stored as compressed JSON.
 """
 
 from typing import Any, Final
@@ -16,8 +15,12 @@ from specdecode_operator.vllm.arguments import SPECULATIVE_OPTION
 
 
 def pack_object(body: dict[str, Any]) -> bytes:
-    """Return an object as compressed JSON; equal objects give equal bytes."""
-    return pack(msgspec.json.encode(body, order="sorted"))
+    """Return a rendered object as compressed JSON; equal objects give equal bytes."""
+    metadata = body.get("metadata") or {}
+    owner = (metadata.get("labels") or {}).get(DEPLOYMENT_LABEL, "")
+    # Such as ConfigMap-plan: the objects of one deployment differ from each other, but not from those of the next one.
+    group = body["kind"] + str(metadata.get("name", "")).removeprefix(owner)
+    return pack(msgspec.json.encode(body, order="sorted"), group)
 
 
 def unpack_object(packed: bytes) -> dict[str, Any]:
