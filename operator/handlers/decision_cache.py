@@ -5,13 +5,15 @@ minute. The rendered children are stored compressed.
 """
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from specdecode_operator.api.deployment_status import PlanStatus
 from specdecode_operator.deployment.decision import decide
 from specdecode_operator.deployment.desired_state import ClusterState, DesiredState, PackedChildren
 from specdecode_operator.deployment.parsed_deployment import ParsedDeployment
 from specdecode_operator.problems import InvalidSpecError
+
+_NO_CHILDREN: Final = PackedChildren.of([])
 
 
 class DecisionCache:
@@ -22,12 +24,13 @@ class DecisionCache:
         self._previous: PlanStatus | None = None
         """Plan in the status when the decision was made."""
         self._latest: DesiredState | None = None
-        self._packed = PackedChildren.of([])
+        self._packed = _NO_CHILDREN
 
     def decide(self, parent: ParsedDeployment, cluster: ClusterState) -> DesiredState:
         """Return what `decision.decide` returns."""
         # A policy may change the speculation in force, and the generation of the object stays the same.
-        speculation = None if isinstance(parent.spec, InvalidSpecError) else parent.spec.speculation
+        spec = parent.spec
+        speculation = spec.speculation if parent.by_policy and not isinstance(spec, InvalidSpecError) else None
         asked = (
             *(parent.uid, parent.generation, parent.raw_spec, parent.suspended_for),
             *(speculation, parent.by_policy, parent.trained_draft, cluster),
