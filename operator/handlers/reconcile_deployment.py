@@ -554,9 +554,9 @@ class Reconciler:
         if record is None or rest is None or rest.looks >= _MOST_POLLS or self.needs_reconcile(key):
             return None
         rest.looks += 1
-        readings, shown = await self._scrape(rest.facts, rest.pods, record.figures.looks), record.figures.shown
-        figures = await self._figures.keep(key, record.figures, shown, time.monotonic())
-        return rest.requeue if readings == rest.readings and figures is shown else None
+        readings = await self._scrape(rest.facts, rest.pods, record.figures.looks)
+        have_moved = await self._figures.update(key, record.figures, None, time.monotonic())
+        return rest.requeue if readings == rest.readings and not have_moved else None
 
     async def reconcile(self, key: Key) -> Requeue:
         """Reconcile one SpecDecodeDeployment; return when to requeue it.
@@ -964,6 +964,8 @@ class Reconciler:
         engines = self._engines(parent, None if blocked else launch, workload, last_good)
         record.crashes = update_crashes(record.crashes, engines, steady_s)
         record.answers = update_answers(record.answers, {each["metadata"]["name"] for each in pods}, readings)
+        if facts is not None:
+            await self._figures.update(key, record.figures, parent.status.figures, now_s)
         observation = Observation(
             workload,
             pods,
@@ -975,7 +977,7 @@ class Reconciler:
             crash_loop=crash_loop(record.crashes, engines, steady_s),
             wrong_answers=wrong_answers(facts, record.answers),
             answers=record.answers,
-            figures=await self._figures.keep(key, record.figures, parent.status.figures, now_s) if facts else None,
+            figures=record.figures.shown,
             figures_due=record.figures_written_s is None or now_s - record.figures_written_s >= _FIGURES_REST_S,
             silent_s=None if record.silent_since_s is None else now_s - record.silent_since_s,
             lending=self._lending(parent),

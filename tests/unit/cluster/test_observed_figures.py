@@ -219,4 +219,7 @@ async def test_figures_are_updated_only_if_one_changed(
 
     reader, before, now = FiguresReader(), of("100", 60), of(said, 300)
     monkeypatch.setattr(reader, "read", AsyncMock(return_value=now))
-    assert await reader.keep(KEY, KeptFigures(), before, NOW_S) == (now if moved else before)
+    kept = KeptFigures()
+    assert await reader.update(KEY, kept, before, NOW_S) is moved
+    assert kept.shown == (now if moved else before)
+    assert not await reader.update(KEY, kept, before, NOW_S), "they are read once per window"
