@@ -3,8 +3,8 @@
 `run_operator` implements `specdecode operator`. It serves /livez, /readyz and /metrics on separate threads, and kopf
 runs the watches (`watched_objects`).
 
-Each event of a watch updates the cache and queues the objects to reconcile. No handler keeps state in kopf, so kopf
-writes neither annotations nor finalizers. Create, update, resume and child events all trigger the same reconcile.
+Each event of a watch updates the cache and queues the objects to reconcile. kopf never gets the objects, so it writes
+neither annotations nor finalizers. Create, update, resume and child events all trigger the same reconcile.
 """
 
 import asyncio
@@ -149,8 +149,8 @@ class OperatorState:
         self.cache = Cache()
         self.progress = WatchProgress(by_namespace=bool(self.namespaces))
         self.cache.on_seen = self.progress.knows
-        kinds = {each.kind for each in (*WATCHED, *OUR_KINDS.values())}
-        self.objects = WatchedObjects(kinds, self._has_listed, self._has_written, self.handles)
+        kinds = {each.kind for each in (NODE, *WATCHED, *OUR_KINDS.values())}
+        self.objects = WatchedObjects(kinds, self._has_listed, self._has_written, self.handle)
         self.time = ServerTime()
         self.queue = WorkQueue()
         self.queue.is_open = leadership is None
@@ -167,10 +167,6 @@ class OperatorState:
         self._next_beat: asyncio.TimerHandle | None = None
         self._connections = AsyncExitStack()
         self._end: asyncio.Task[None] | None = None
-
-    def __copy__(self) -> "OperatorState":
-        """Return this state: kopf would copy it for each object."""
-        return self
 
     async def start(self) -> None:
         """Connect, list all kinds, and start to work or to wait for the Lease.
@@ -248,6 +244,8 @@ class OperatorState:
 
     def _has_listed(self, kind: str, body: Body) -> bool:
         """Return whether the cache has an object of a list that kopf requested."""
+        if kind == NODE.kind:
+            return False
         is_known = self.cache.knows_parent(kind, body) if kind in OUR_KINDS else self.cache.knows(kind, body)
         if is_known:
             self.watch_brings(kind, body, is_listed=True)
@@ -264,30 +262,57 @@ class OperatorState:
             # The operator wrote the status, so only others may act on it.
             self.add_runs(Key(metadata["namespace"], metadata["name"]), self.queue.add_soon)
             return True
-        if kind in OUR_KINDS or _may_be_shared(kind, body) or not self.cache.knows(kind, body):
+        if kind in (NODE.kind, *OUR_KINDS) or _may_be_shared(kind, body) or not self.cache.knows(kind, body):
             return False
         self.watch_brings(kind, body, is_listed=False)
         self.add_owners([self.cache.owner(kind, body)], is_listed=False)
         return True
 
-    def handles(self, type_: str | None, body: Body) -> bool:
-        """Update the cache for a child or a pod, and queue the objects that depend on it; return False for our kinds.
+    def handle(self, type_: str | None, body: Body) -> None:
+        """Update the cache for an object, and queue the objects that depend on it.
 
         ``type_`` is the event type, or None for an object of a list that kopf requested.
         """
         kind = body["kind"]
-        if kind in OUR_KINDS:
-            return False
         try:
-            self._child_changed(type_, kind, body)
+            self.watch_brings(kind, body, is_listed=type_ is None)
+            if kind in OUR_KINDS:
+                self._parent_changed(type_, kind, body)
+            elif kind == NODE.kind:
+                self._node_changed(type_, body)
+            else:
+                self._child_changed(type_, kind, body)
         except Exception:
             # kopf would end the operator. The next list reads the object again.
             _logger.exception("failed to handle an event of %s", kind)
             self.relist.due.add(kind)
-        return True
+
+    def _parent_changed(self, type_: str | None, kind: str, body: Body) -> None:
+        """Queue an object of ours, even if it was deleted, and those that may wait for it."""
+        if type_ is None and self.cache.knows_parent(kind, body):
+            return
+        if type_ == "DELETED":
+            key = self.cache.drop_parent(kind, body)
+            self.queue.forget(key)
+        else:
+            key = self.cache.put_parent(kind, body)
+        # A listed object is not urgent, because it may be unchanged.
+        ask = self.queue.add_calmly if type_ is None else self.queue.add
+        ask(key)
+        spec = body.get("spec") or {}
+        if kind == deployment.KIND:
+            self.add_runs(key, ask)
+        elif name := spec.get("deployment"):
+            self.add_related(Key(key.namespace, str(name)), ask)
+        if kind == capture.KIND and borrows(spec):
+            self.add_keeping_captures()  # They wait while engines have lent GPUs or need them back.
+
+    def _node_changed(self, type_: str | None, body: Body) -> None:
+        """Queue all deployments if the GPUs of the cluster changed."""
+        if self.cache.drop_node(body) if type_ == "DELETED" else self.cache.put_node(body):
+            self.add_all()
 
     def _child_changed(self, type_: str | None, kind: str, body: Body) -> None:
-        self.watch_brings(kind, body, is_listed=type_ is None)
         owners = [self.cache.drop(kind, body)] if type_ == "DELETED" else self.cache.put(kind, body)
         self.add_owners(owners, is_listed=type_ is None)
         if _may_be_shared(kind, body) and (type_ == "DELETED" or not is_recorder(body)):
@@ -458,81 +483,8 @@ class OperatorState:
                 loop.call_later(RESYNC_S * part / _PARTS_OF_ROUND, self.queue.add_turn, key)
 
 
-async def on_deployment(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> None:
-    """Queue a SpecDecodeDeployment that was created, changed or deleted, and its captures."""
-    if (stored := _store(event, deployment.KIND, memo)) is None:
-        return
-    (key, _), ask = stored, _queueing(event, memo)
-    ask(key)  # Also if it was deleted, so that the reconciler drops its state.
-    memo.add_runs(key, ask)
-
-
-async def on_capture(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> None:
-    """Queue a SpecDecodeCapture that was created, changed or deleted, and the deployment that may lend it GPUs."""
-    stored = _store(event, capture.KIND, memo)
-    if stored is None:
-        return
-    (key, body), ask = stored, _queueing(event, memo)
-    spec = body.get("spec") or {}
-    ask(key)  # Also if it was deleted.
-    if name := spec.get("deployment"):
-        memo.add_related(Key(key.namespace, name), ask)
-    if borrows(spec):
-        memo.add_keeping_captures()  # They wait while engines have lent GPUs or need them back.
-
-
-async def on_training(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> None:
-    """Queue a SpecDecodeTraining that was created, changed or deleted, its deployment and the other trainings of it.
-
-    They may wait for its claim or its head.
-    """
-    stored = _store(event, training.KIND, memo)
-    if stored is None:
-        return
-    (key, body), ask = stored, _queueing(event, memo)
-    ask(key)  # Also if it was deleted.
-    if name := (body.get("spec") or {}).get("deployment"):
-        memo.add_related(Key(key.namespace, str(name)), ask)
-
-
-def _store(event: kopf.RawEvent, kind: str, memo: OperatorState) -> tuple[Key, Body] | None:
-    """Store a parent; return its key and the object, or None if a list returns a known version."""
-    body = _body(event, kind, memo)
-    if body is None or (event["type"] is None and memo.cache.knows_parent(kind, body)):
-        return None
-    if event["type"] != "DELETED":
-        return memo.cache.put_parent(kind, body), body
-    key = memo.cache.drop_parent(kind, body)
-    memo.queue.forget(key)
-    return key, body
-
-
-def _body(event: kopf.RawEvent, kind: str, memo: OperatorState) -> Body | None:
-    """Return the object of an event, and record the progress of its watch; None if the object must be listed again."""
-    body = memo.objects.take(event)
-    if body is None:
-        memo.relist.due.add(kind)
-    else:
-        memo.watch_brings(kind, body, is_listed=event["type"] is None)
-    return body
-
-
-def _queueing(event: kopf.RawEvent, memo: OperatorState) -> Callable[[Key], None]:
-    """Return the function that queues the object; a listed object is not urgent, because it may be unchanged."""
-    return memo.queue.add_calmly if event["type"] is None else memo.queue.add
-
-
-async def on_node(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> None:
-    """Queue all deployments if the GPUs of the cluster changed."""
-    body = _body(event, NODE.kind, memo)
-    if body is None:
-        return
-    if memo.cache.drop_node(body) if event["type"] == "DELETED" else memo.cache.put_node(body):
-        memo.add_all()
-
-
-async def on_child(**_: Any) -> None:
-    """Do nothing: kopf watches only kinds with a handler, but `OperatorState.handles` gets the objects instead."""
+async def on_event(**_: Any) -> None:
+    """Do nothing: kopf watches only kinds with a handler, but `OperatorState.handle` gets their objects instead."""
 
 
 def _may_be_shared(kind: str, body: Body) -> bool:
@@ -540,15 +492,14 @@ def _may_be_shared(kind: str, body: Body) -> bool:
 
 
 def register_watches(registry: kopf.OperatorRegistry, *, nodes: bool) -> None:
-    """Register the event handlers; the handler of nodes only if the operator may list them."""
-    kopf.on.event(base.GROUP, base.VERSION, deployment.PLURAL, registry=registry)(on_deployment)
-    kopf.on.event(base.GROUP, base.VERSION, capture.PLURAL, registry=registry)(on_capture)
-    kopf.on.event(base.GROUP, base.VERSION, training.PLURAL, registry=registry)(on_training)
+    """Make kopf watch all kinds that decisions read; nodes only if the operator may list them."""
+    for plural in (deployment.PLURAL, capture.PLURAL, training.PLURAL):
+        kopf.on.event(base.GROUP, base.VERSION, plural, registry=registry)(on_event)
     if nodes:
-        kopf.on.event("nodes", registry=registry)(on_node)
+        kopf.on.event("nodes", registry=registry)(on_event)
     for resource in WATCHED:
         names = filter(None, [resource.group, resource.api_version.rpartition("/")[2], resource.plural])
-        kopf.on.event(*names, labels={MANAGED_BY_LABEL: MANAGER}, registry=registry)(on_child)
+        kopf.on.event(*names, labels={MANAGED_BY_LABEL: MANAGER}, registry=registry)(on_event)
 
 
 async def login(memo: OperatorState, **kwargs: Any) -> kopf.AiohttpSession | None:
@@ -611,10 +562,6 @@ def register_lifecycle(registry: kopf.OperatorRegistry) -> None:
 
 def configure(settings: kopf.OperatorSettings) -> None:
     """Set the kopf settings that the handlers rely on."""
-    # If kopf stores progress, it goes to the status, so that metadata stays the same as in Git.
-    settings.persistence.finalizer = "specdecode.io/kopf"
-    settings.persistence.progress_storage = kopf.StatusProgressStorage(field="status.kopf.progress")
-    settings.persistence.diffbase_storage = _NothingCompared()
     settings.posting.enabled = False  # The operator posts its own Events about conditions.
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = 310
@@ -624,8 +571,6 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.networking.request_timeout = 30
     settings.networking.error_backoffs = _Backoffs()
     settings.process.ultimate_exiting_timeout = _LAST_S
-    # kopf's workers hold their object for this time. After a start, each object and child has a worker.
-    settings.queueing.idle_timeout = 0.1
     # Watch only objects with our label, because clusters have many other pods.
     for resource in WATCHED:
         settings.watching.label_selectors[resource.group, resource.plural] = OWNED_SELECTOR
@@ -640,19 +585,6 @@ class _Backoffs:
     def __iter__(self) -> Iterator[float]:
         yield from (1, 1, 2, 3, 5, 8, 13)
         yield from repeat(21)
-
-
-class _NothingCompared(kopf.DiffBaseStorage):
-    """Disables diffs, because kopf would copy each object twice per event for them."""
-
-    def build(self, **_: Any) -> kopf.BodyEssence:
-        return kopf.BodyEssence()
-
-    def fetch(self, **_: Any) -> kopf.BodyEssence | None:
-        return None
-
-    def store(self, **_: Any) -> None:
-        pass
 
 
 def serve_health(port: int, state: OperatorState, leadership: Leadership | None = None) -> None:

@@ -1,16 +1,15 @@
-"""Decode the objects of kopf's lists and watches once, and give kopf only their identity.
+"""Decode the objects of kopf's lists and watches, and handle them without kopf.
 
-kopf would decode each event with Python's json module, and start a task for each object of a list. Here, msgspec
-decodes objects within limits of size and depth, and handlers get them from `WatchedObjects.take`. Objects that
-the cache already has are left out: after a restart, nearly all objects of the lists, and later the events of the
-operator's own writes, which are half of all events while objects are created.
+kopf would decode each event with Python's json module, keep state for each object and start a task for each event.
+Here, msgspec decodes objects within limits of size and depth, and kopf gets empty lists, and a bookmark in place of
+each event. Objects that the cache already has are left out: after a restart, nearly all objects of the lists, and later
+the events of the operator's own writes, which are half of all events while objects are created.
 """
 
 from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any, Final
 
 import aiohttp
-import kopf
 import msgspec
 
 from specdecode_operator.api.base import Body
@@ -20,38 +19,25 @@ _ERROR: Final = b'{"type":"ERROR"'
 _RELIST: Final = b'{"type":"ERROR","object":{"code":410}}'
 """The only error after which kopf lists and watches again. After any other error, kopf ends the operator."""
 
-_HELD: Final = "heldByOperator"
-"""Key of an object of which kopf has only the identity."""
-_MOST_HELD: Final = 5_000
-"""Limit of objects that no handler has taken. kopf drops an event only if its handling fails."""
-
 
 class WatchedObjects:
-    """Objects of events between their arrival and their handler.
+    """Objects of lists and watches of ``kinds``, which kopf does not get.
 
-    ``kinds`` are the kinds that handlers take from here. ``is_listed`` is called with the kind and the metadata of each
-    object of a list of these kinds, and returns whether the object is to be left out. ``is_own`` does the same for each
-    event with a new version of such an object. ``handles`` is called with type and object of each remaining
-    event, and with None and each remaining object of a list. If it returns True, kopf does not get the object, because
-    it would start a task for it.
+    ``is_listed`` is called with the kind and the metadata of each object of a list, and returns whether the object is
+    to be left out. ``is_own`` does the same for each event with a new version of an object. ``handle`` is called with
+    type and object of each remaining event, and with None and each remaining object of a list.
     """
 
     def __init__(
         self,
         kinds: Collection[str],
         is_listed: Callable[[str, Body], bool],
-        is_own: Callable[[str, Body], bool] = lambda *_: False,
-        handles: Callable[[str | None, Body], bool] = lambda *_: False,
+        is_own: Callable[[str, Body], bool],
+        handle: Callable[[str | None, Body], None],
     ) -> None:
-        self._kinds, self._is_listed, self._is_own, self._handles = kinds, is_listed, is_own, handles
-        self._held: dict[tuple[str, str], Body] = {}
+        self._kinds, self._is_listed, self._is_own, self._handle = kinds, is_listed, is_own, handle
         self._left_out: Body = {}
         """Latest object of an event that was left out."""
-
-    def take(self, event: kopf.RawEvent) -> Body | None:
-        """Return the object of an event; None if it is lost."""
-        found: Body = dict(event["object"])
-        return self._held.pop(_identity(found), None) if _HELD in found else found
 
     def response_class(self) -> type[aiohttp.ClientResponse]:
         """Return the class of kopf's responses."""
@@ -69,39 +55,31 @@ class WatchedObjects:
         return Response
 
     def _list(self, text: bytes) -> Any:
-        """Return a response with JSON; the objects of a list of our kinds are held."""
+        """Return a response with JSON; a list of our kinds is empty."""
         kind = _kind_of_list(text)
         if kind not in self._kinds:
             return read_answer(text)
         answer = read_answer(text, lambda body: self._is_listed(kind, body))
-        items = [{"kind": kind, "apiVersion": answer["apiVersion"], **body} for body in answer["items"]]
-        return {**answer, "items": [self._hold(body) for body in items if not self._handles(None, body)]}
+        for body in answer["items"]:
+            self._handle(None, {"kind": kind, "apiVersion": answer["apiVersion"], **body})
+        return {**answer, "items": []}
 
     def _line(self, line: bytes) -> bytes:
-        """Return a line of a watch for kopf; a bookmark for an event that is left out."""
+        """Return a line of a watch for kopf; a bookmark for an event of our kinds."""
         if line.startswith(_ERROR):
             return _RELIST + b"\n"
         event = read_event(line, self._kinds, self._is_left_out)
         if event is None:
             return _bookmark(self._left_out)
-        kind, body = event
-        if kind != "BOOKMARK" and body.get("kind") in self._kinds:
-            if self._handles(kind, body):
-                return _bookmark(body)
-            body = self._hold(body)
-        return msgspec.json.encode({"type": kind, "object": body}) + b"\n"
+        type_, body = event
+        if type_ != "BOOKMARK" and body.get("kind") in self._kinds:
+            self._handle(type_, body)
+            return _bookmark(body)
+        return msgspec.json.encode({"type": type_, "object": body}) + b"\n"
 
     def _is_left_out(self, kind: str, body: Body) -> bool:
         self._left_out = body
         return self._is_own(kind, body)
-
-    def _hold(self, body: Body) -> Body:
-        if len(self._held) >= _MOST_HELD:
-            del self._held[next(iter(self._held))]
-        self._held[_identity(body)] = body
-        metadata = {key: body["metadata"].get(key) for key in ("name", "namespace", "uid", "resourceVersion")}
-        kind = {"kind": body["kind"], "apiVersion": body["apiVersion"]}
-        return {**kind, "metadata": metadata, _HELD: True}
 
 
 def _bookmark(body: Body) -> bytes:
@@ -121,10 +99,6 @@ def _kind_of_list(text: bytes) -> str:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # `read_answer` reports it or repairs it
         return ""
     return kind.removesuffix("List") if kind.endswith("List") else ""
-
-
-def _identity(body: Body) -> tuple[str, str]:
-    return str(body["metadata"].get("uid")), str(body["metadata"].get("resourceVersion"))
 
 
 class _Lines:

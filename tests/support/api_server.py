@@ -266,7 +266,11 @@ class ApiServer:
         more = {"continue": str(end)} if end < len(items) else {}
         # An empty list of metadata has null, as that of the API server.
         found = None if only_metadata and not items else items[begin:end]
-        return {"metadata": {"resourceVersion": str(self._version), **more}, "items": found}
+        kind, api_version = call.resource.kind, call.resource.api_version
+        if only_metadata:
+            kind, api_version = "PartialObjectMetadata", "meta.k8s.io/v1"
+        metadata = {"resourceVersion": str(self._version), **more}
+        return {"kind": f"{kind}List", "apiVersion": api_version, "metadata": metadata, "items": found}
 
     def _patch(self, call: _Call, live: Body | None, patch: Body, *, applies: bool) -> Body:
         if live is None:

@@ -37,10 +37,8 @@ async def embedded_operator(
     root = logging.getLogger()
     before, thresholds = (root.handlers[:], root.level), gc.get_threshold()
     run_operator(settings or Settings(), health_port=port, metrics_port=0)
-    of_kopf = kopf.OperatorSettings()
-    of_kopf.queueing.idle_timeout = 0.05  # kopf waits so long for each of its workers when it stops
     running, ready = EmbeddedOperator(arguments, port), asyncio.Event()
-    task = asyncio.create_task(kopf.operator(**arguments, ready_flag=ready, settings=of_kopf))
+    task = asyncio.create_task(kopf.operator(**arguments, ready_flag=ready))
     try:
         async with asyncio.timeout(DEADLINE_S):
             await ready.wait()

@@ -168,17 +168,13 @@ def labelled(name: str, version: int = 1, **labels: str) -> Body:
     return body(name, version, metadata={"labels": {known[key]: value for key, value in labels.items()}})
 
 
-def event(type_: str | None, seen: Body) -> Any:
-    return {"type": type_, "object": seen}
-
-
 @pytest.fixture
 async def state() -> OperatorState:
     """An operator that knows two deployments, one in another namespace, and a capture of the first."""
     state = OperatorState()
     for each in (body("llama"), body("other"), body("llama", namespace="elsewhere")):
-        await main.on_deployment(event(None, each), state)
-    await main.on_capture(event(None, demo()), state)
+        state.handle(None, typed(each, deployment.KIND))
+    state.handle(None, typed(demo(), capture.KIND))
     assert await looked_at(state) == [LLAMA, OTHER, Key("elsewhere", "llama"), DEMO]
     return state
 
@@ -217,7 +213,7 @@ def bookmark(version: str) -> Body:
 class TestObjects:
     async def test_many_events_queue_a_deployment_and_its_captures_once(self, state: OperatorState) -> None:
         for version in (2, 3, 4):
-            await main.on_deployment(event("MODIFIED", body("llama", version)), state)
+            state.handle("MODIFIED", typed(body("llama", version), deployment.KIND))
         assert await looked_at(state) == [LLAMA, DEMO]
         assert (state.cache.parent(LLAMA) or {})["metadata"]["resourceVersion"] == "4"
 
@@ -225,10 +221,10 @@ class TestObjects:
         """The operator has written the status itself."""
         state.cache.put_parent(deployment.KIND, body("llama", 5))
         known, new = (typed(body("llama", version), deployment.KIND) for version in (5, 6))
-        _, events = await answered(state.objects, line("MODIFIED", known) + line("MODIFIED", new))
-        versions = [each["object"]["metadata"]["resourceVersion"] for each in events]
-        assert [each["type"] for each in events] == ["BOOKMARK", "MODIFIED"]
-        assert (versions, await looked_at(state)) == (["5", "6"], [DEMO])
+        _, events = await answered(state.objects, line("MODIFIED", known))
+        assert (events, await looked_at(state)) == ([bookmark("5")], [DEMO])
+        _, events = await answered(state.objects, line("MODIFIED", new))
+        assert (events, await looked_at(state)) == ([bookmark("6")], [LLAMA, DEMO])
 
     async def test_event_of_a_known_child_queues_its_owner(self, state: OperatorState) -> None:
         """The operator has written the child itself, and its next reconcile follows from that."""
@@ -262,7 +258,7 @@ class TestObjects:
 
         state.queue = WorkQueue(workers=1, gather_s=0)
         for type_, name in ((None, "llama"), ("ADDED", "other")):
-            state.handles(type_, typed(labelled(f"{name}-1", deployment=name), "Service"))
+            state.handle(type_, typed(labelled(f"{name}-1", deployment=name), "Service"))
         task = asyncio.create_task(state.queue.run(work))
         async with asyncio.timeout(DEADLINE_S):
             await done.wait()
@@ -283,15 +279,15 @@ class TestObjects:
     async def test_deleted_object_of_a_known_version_is_not_left_out(self, state: OperatorState) -> None:
         gone = typed(body("llama", 5), deployment.KIND)
         state.cache.put_parent(deployment.KIND, gone)
-        _, (seen,) = await answered(state.objects, line("DELETED", gone))
-        assert seen["type"] == "DELETED"
+        _, events = await answered(state.objects, line("DELETED", gone))
+        assert (events, state.cache.parent(LLAMA), await looked_at(state)) == ([bookmark("5")], None, [LLAMA, DEMO])
 
     async def test_late_events_do_not_restore_old_versions(self, state: OperatorState) -> None:
-        await main.on_deployment(event("MODIFIED", body("llama", 9)), state)
-        await main.on_deployment(event("MODIFIED", body("llama", 8)), state)
+        state.handle("MODIFIED", typed(body("llama", 9), deployment.KIND))
+        state.handle("MODIFIED", typed(body("llama", 8), deployment.KIND))
         assert (state.cache.parent(LLAMA) or {})["metadata"]["resourceVersion"] == "9"
-        await main.on_deployment(event("DELETED", body("llama", 10)), state)
-        await main.on_deployment(event("MODIFIED", body("llama", 9)), state)
+        state.handle("DELETED", typed(body("llama", 10), deployment.KIND))
+        state.handle("MODIFIED", typed(body("llama", 9), deployment.KIND))
         assert state.cache.parent(LLAMA) is None
 
 
@@ -322,7 +318,7 @@ class TestSharedRecorder:
     async def happens(self, state: OperatorState, type_: str, changes: Body) -> None:
         found = {**recorder_config_map("team"), **changes}
         found["metadata"] |= {"uid": "recorder", "resourceVersion": "7"}
-        state.handles(type_, found)
+        state.handle(type_, found)
 
 
 _NO_LEADER = {"type": "ERROR", "object": {"kind": "Status", "code": 500, "message": "etcdserver: no leader"}}

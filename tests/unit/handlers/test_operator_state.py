@@ -189,7 +189,7 @@ class TestEvents:
         pod = api.create(POD, {"metadata": metadata, "status": {"phase": "Pending"}})
         for expected in ([], [LLAMA]):
             reconciled.clear()
-            state.handles("MODIFIED", {"kind": POD.kind, **pod})
+            state.handle("MODIFIED", {"kind": POD.kind, **pod})
             await is_done()
             assert reconciled == expected
             pod = api.change(POD, "llama-1", status={"phase": "Failed"})

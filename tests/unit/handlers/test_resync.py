@@ -124,7 +124,7 @@ class TestResync:
         await state.start()
         await rounds.go()
         api.remove(POD, "goes")
-        state.handles(None, {"kind": POD.kind, **pods[1]})
+        state.handle(None, {"kind": POD.kind, **pods[1]})
         lists = f"list {POD.qualified_plural}"
         api.refusals[lists] = (500, "etcd is slow")
         await rounds.go()

@@ -191,7 +191,8 @@ async def test_watched_snapshot_has_no_owner(settled_world: World, cluster: Clus
     assert matches(stored, OWNED_SELECTOR)
     state = OperatorState()
     state.cache.put_parent(SPECDECODE_DEPLOYMENT.kind, settled_world.object)
-    assert state.handles("ADDED", {"kind": CONFIG_MAP.kind, **stored})
+    state.handle("ADDED", {"kind": CONFIG_MAP.kind, **stored})
+    assert not state.relist.due, "the event was handled"
     assert not state.queue.is_pending(LLAMA)
     assert state.cache.all_children(LLAMA) == {}
     assert [each for each in await settled_world.look() if STORED in each] == []

@@ -7,7 +7,6 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from specdecode_operator.handlers import watched_objects
 from specdecode_operator.handlers.watched_objects import WatchedObjects
 
 Body = dict[str, Any]
@@ -53,25 +52,42 @@ async def answered(objects: WatchedObjects, text: bytes) -> tuple[Any, list[Any]
     return document, [json.loads(each) for each in b"".join(chunks).splitlines()]
 
 
-def all_unknown() -> WatchedObjects:
-    return WatchedObjects({"Service"}, lambda *_: False)
+Handled = list[tuple[str | None, Body]]
 
 
-async def test_kopf_gets_only_the_identity_of_a_watched_object() -> None:
-    objects, whole = all_unknown(), service("llama", spec={"text": "x" * 100_000})
-    _, (event,) = await answered(objects, line("MODIFIED", whole))
-    assert (event["type"], "spec" in event["object"]) == ("MODIFIED", False)
-    kept = event["object"]["metadata"]
-    assert kept == {name: value for name, value in whole["metadata"].items() if name != "labels"}
-    assert objects.take(event) == whole
-    assert objects.take(event) is None, "each object is taken once"
+def watched(handled: Handled, *known: str) -> WatchedObjects:
+    """Return the objects of Services, of which those with known names are left out."""
+
+    def is_known(_: str, body: Body) -> bool:
+        return body["metadata"]["name"] in known
+
+    return WatchedObjects({"Service"}, is_known, is_known, lambda type_, body: handled.append((type_, body)))
 
 
-async def test_versions_of_one_object_are_kept_apart() -> None:
-    objects = all_unknown()
-    first, second = service("llama", 1), service("llama", 2, spec={"a": 2})
-    _, events = await answered(objects, line("ADDED", first) + line("MODIFIED", second))
-    assert [objects.take(event) for event in events] == [first, second]
+def bookmark(version: int) -> Body:
+    return {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": str(version)}}}
+
+
+@pytest.mark.parametrize("type_", ["ADDED", "MODIFIED", "DELETED"])
+async def test_kopf_gets_a_bookmark_in_place_of_an_event(type_: str) -> None:
+    handled: Handled = []
+    first, second = service("llama", 8, spec={"text": "x" * 100_000}), service("qwen", 9)
+    _, events = await answered(watched(handled), line(type_, first) + line("ADDED", second))
+    assert events == [bookmark(8), bookmark(9)]
+    assert handled[-2:] == [(type_, first), ("ADDED", second)]
+
+
+async def test_known_version_of_an_event_is_left_out() -> None:
+    handled: Handled = []
+    _, events = await answered(watched(handled, "known"), line("MODIFIED", service("known", 8)))
+    assert (events, handled) == ([bookmark(8)], [])
+
+
+async def test_deletion_of_a_known_object_is_handled() -> None:
+    handled: Handled = []
+    gone = service("known", 8)
+    _, events = await answered(watched(handled, "known"), line("DELETED", gone))
+    assert (events, handled[-1]) == ([bookmark(8)], ("DELETED", gone))
 
 
 async def test_other_kinds_and_bookmarks_reach_kopf_whole() -> None:
@@ -82,63 +98,25 @@ async def test_other_kinds_and_bookmarks_reach_kopf_whole() -> None:
         "spec": {"a": 1},
     }
     mark = {"kind": "Service", "apiVersion": "v1", "metadata": {"resourceVersion": "9"}}
-    objects = all_unknown()
-    _, events = await answered(objects, line("ADDED", crd) + line("BOOKMARK", mark))
+    handled: Handled = []
+    _, events = await answered(watched(handled), line("ADDED", crd) + line("BOOKMARK", mark))
     assert [event["object"] for event in events] == [crd, mark]
-    assert objects.take(events[0]) == crd
+    assert not handled
 
 
 async def test_error_in_a_watch_makes_kopf_list_again() -> None:
-    _, events = await answered(all_unknown(), line("ERROR", {"code": 500, "message": "etcd"}))
+    _, events = await answered(watched([]), line("ERROR", {"code": 500, "message": "etcd"}))
     assert events == [{"type": "ERROR", "object": {"code": 410}}]
 
 
-async def test_lists_omit_known_objects() -> None:
-    asked: list[str] = []
-
-    def is_known(kind: str, body: Body) -> bool:
-        asked.append(f"{kind} {body['metadata']['name']}")
-        return bool(body["metadata"]["name"] == "known")
-
-    objects = WatchedObjects({"Service"}, is_known)
+async def test_objects_of_lists_are_handled_unless_they_are_known() -> None:
     items = [
         {key: each for key, each in service(name).items() if key not in {"kind", "apiVersion"}}
         for name in ("known", "new")
     ]
-    found = {
-        "kind": "ServiceList",
-        "apiVersion": "v1",
-        "metadata": {"resourceVersion": "7", "continue": "c"},
-        "items": items,
-    }
-    document, _ = await answered(objects, json.dumps(found).encode())
-    assert (document["metadata"], asked[-2:]) == (found["metadata"], ["Service known", "Service new"])
-    (item,) = document["items"]
-    assert objects.take({"type": None, "object": item}) == service("new")  # type: ignore[typeddict-item]
-
-
-async def test_kopf_does_not_get_objects_that_the_operator_handles() -> None:
-    """kopf would start a task for each."""
-    handled: list[tuple[str | None, str]] = []
-
-    def handles(type_: str | None, body: Body) -> bool:
-        handled.append((type_, body["metadata"]["name"]))
-        return bool(body["metadata"]["name"] == "handled")
-
-    objects = WatchedObjects({"Service"}, lambda *_: False, handles=handles)
-    items = [service("handled"), service("other")]
-    found = {"kind": "ServiceList", "apiVersion": "v1", "metadata": {"resourceVersion": "7"}, "items": items}
-    document, _ = await answered(objects, json.dumps(found).encode())
-    assert [item["metadata"]["name"] for item in document["items"]] == ["other"]
-    assert handled[-2:] == [(None, "handled"), (None, "other")]
-    _, events = await answered(objects, line("MODIFIED", service("handled", 8)) + line("ADDED", service("other", 9)))
-    assert [event["type"] for event in events] == ["BOOKMARK", "ADDED"]
-    assert handled[-2:] == [("MODIFIED", "handled"), ("ADDED", "other")]
-
-
-async def test_object_that_was_never_taken_is_reported_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watched_objects, "_MOST_HELD", 1)
-    objects = all_unknown()
-    _, (first, second) = await answered(objects, line("ADDED", service("a")) + line("ADDED", service("b")))
-    assert objects.take(first) is None
-    assert objects.take(second) == service("b")
+    page = {"resourceVersion": "7", "continue": "c"}
+    found = {"kind": "ServiceList", "apiVersion": "v1", "metadata": page, "items": items}
+    handled: Handled = []
+    document, _ = await answered(watched(handled, "known"), json.dumps(found).encode())
+    assert (document["metadata"], document["items"]) == (page, [])
+    assert handled == [(None, service("new"))]
