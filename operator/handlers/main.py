@@ -8,6 +8,7 @@ neither annotations nor finalizers. Create, update, resume and child events all 
 """
 
 import asyncio
+import ctypes
 import gc
 import itertools
 import logging
@@ -472,6 +473,8 @@ class OperatorState:
                 await self.relist.in_round(round_, cluster)
             except ClusterError as error:
                 _logger.warning("listing failed, will retry: %s", error)
+            if round_ % _ROUNDS_TO_TRIM == 0:
+                _return_free_memory()
             await self.settings.read_files()
             if self._inputs != (now := self._unwatched_inputs()):
                 self.add_all()
@@ -630,6 +633,18 @@ _CHATTY_LOGGERS = ("kopf.objects", "aiohttp.access", "httpx")
 _GARBAGE_THRESHOLDS = (700, 10, 100)
 """For `gc.set_threshold`. With the default of 10 as the last, full collections with 1,000 deployments paused the
 operator for 0.25 s each, and took a fifth of the CPU time of an idle one (Python 3.11)."""
+
+_ROUNDS_TO_TRIM: Final = 4
+
+
+def _return_free_memory() -> None:
+    """Return free pages of the C library's heap to the system.
+
+    glibc returns only the end of its heap by itself. Lists and events leave free pages elsewhere: 9 of 132 MB after
+    300 deployments were created.
+    """
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # Only glibc has it.
+        trim(0)
 
 
 def run_operator(settings: Settings, *, health_port: int, metrics_port: int, verbose: bool = False) -> None:
