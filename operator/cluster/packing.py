@@ -16,6 +16,8 @@ _COMMON: Final = msgspec.json.encode([WATCH, logging_config("INFO")])
 """Text that all engines have."""
 _WINDOW_BYTES: Final = 2**15
 """zlib uses only the end of a longer dictionary."""
+_MOST_GROUPS: Final = 32
+"""Limit of the dictionaries; each takes 32 KiB until the process ends. The operator's objects are in ten groups."""
 _CHECKSUM: Final = slice(2, 6)
 """Place of the dictionary's Adler-32 in a compressed text (DICTID in RFC 1950, section 2.2)."""
 
@@ -25,17 +27,19 @@ _BY_CHECKSUM: Final = {zlib.adler32(_COMMON): _COMMON}
 
 
 def pack(text: bytes, group: str = "") -> bytes:
-    """Return a compressed text; equal texts of a group give equal bytes.
-
-    A dictionary is kept for each group until the process ends, so the caller must limit the number of groups.
-    """
-    dictionary = _DICTIONARIES.get(group)
-    if dictionary is None:
-        dictionary = (_COMMON + text)[-_WINDOW_BYTES:]
-        # Checksums can be forged, so an existing dictionary is never replaced.
-        dictionary = _DICTIONARIES[group] = _BY_CHECKSUM.setdefault(zlib.adler32(dictionary), dictionary)
+    """Return a compressed text; equal texts of a group give equal bytes."""
+    dictionary = _DICTIONARIES.get(group) or _new_dictionary(group, text)
     packer = zlib.compressobj(zdict=dictionary)
     return packer.compress(text) + packer.flush()
+
+
+def _new_dictionary(group: str, text: bytes) -> bytes:
+    if len(_DICTIONARIES) > _MOST_GROUPS:
+        return _COMMON
+    dictionary = (_COMMON + text)[-_WINDOW_BYTES:]
+    # Checksums can be forged, so an existing dictionary is never replaced.
+    dictionary = _DICTIONARIES[group] = _BY_CHECKSUM.setdefault(zlib.adler32(dictionary), dictionary)
+    return dictionary
 
 
 def unpack(packed: bytes) -> bytes:

@@ -16,11 +16,15 @@ from specdecode_operator.vllm.arguments import SPECULATIVE_OPTION
 
 def pack_object(body: dict[str, Any]) -> bytes:
     """Return a rendered object as compressed JSON; equal objects give equal bytes."""
+    return pack(msgspec.json.encode(body, order="sorted"), _group(body))
+
+
+def _group(body: Body) -> str:
+    """Return the kind, and what a name has after the owner's: plan for NAME-plan, facts for NAME-facts-HASH."""
     metadata = body.get("metadata") or {}
-    owner = (metadata.get("labels") or {}).get(DEPLOYMENT_LABEL, "")
-    # Such as ConfigMap-plan: the objects of one deployment differ from each other, but not from those of the next one.
-    group = body["kind"] + str(metadata.get("name", "")).removeprefix(owner)
-    return pack(msgspec.json.encode(body, order="sorted"), group)
+    owner = (metadata.get("labels") or {}).get(DEPLOYMENT_LABEL)
+    suffix = str(metadata.get("name")).removeprefix(f"{owner}-").partition("-")[0] if owner else ""
+    return f"{body['kind']} {suffix}"
 
 
 def unpack_object(packed: bytes) -> dict[str, Any]:

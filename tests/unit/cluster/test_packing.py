@@ -5,10 +5,10 @@ import random
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from uuid import uuid4
 
 import pytest
 
+from specdecode_operator.cluster import packing
 from specdecode_operator.cluster.packing import PackedTexts, pack, unpack
 from specdecode_operator.deployment.rollout.engine_workload import pack_object, unpack_object
 
@@ -21,49 +21,46 @@ def workload(name: str, kind: str = "Deployment") -> dict[str, object]:
     return {"kind": kind, "metadata": {"name": f"{name}-plan", "labels": labels}, "spec": {"words": WORDS}}
 
 
-@pytest.fixture
-def group() -> str:
-    """A group that no other test uses."""
-    return str(uuid4())
+@pytest.fixture(autouse=True)
+def _no_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "_DICTIONARIES", {"": packing._COMMON})
 
 
-def test_texts_come_back_unchanged(group: str) -> None:
+def test_texts_come_back_unchanged() -> None:
     texts = [b"", b"first", b"second", " ".join(WORDS).encode() * 20]
-    assert [unpack(pack(text, group)) for text in texts] == texts
+    assert [unpack(pack(text, "plan")) for text in texts] == texts
     assert [unpack(pack(text)) for text in texts] == texts
 
 
-def test_equal_texts_are_equal_before_and_after_others(group: str) -> None:
-    first, packed = b"the first text", pack(b"the first text", group)
-    pack(b"the second text", group)
-    assert pack(first, group) == packed
+def test_equal_texts_are_equal_before_and_after_others() -> None:
+    first, packed = b"the first text", pack(b"the first text", "plan")
+    pack(b"the second text", "plan")
+    assert pack(first, "plan") == packed
 
 
-def test_similar_texts_take_little_memory(group: str) -> None:
+def test_similar_texts_take_little_memory() -> None:
     first, second = (json.dumps(workload(name)).encode() for name in ("llama", "qwen"))
-    pack(first, group)
-    assert len(pack(second, group)) < len(pack(second)) / 10
+    pack(first, "plan")
+    assert len(pack(second, "plan")) < len(pack(second)) / 10
 
 
 def test_objects_that_differ_in_names_take_little_memory() -> None:
-    kind = f"Kind{uuid4()}"
-    first, second = pack_object(workload("llama", kind)), pack_object(workload("qwen", kind))
-    assert unpack_object(second) == workload("qwen", kind)
+    first, second = pack_object(workload("llama")), pack_object(workload("qwen"))
+    assert unpack_object(second) == workload("qwen")
     assert max(map(len, (first, second))) < len(pack(json.dumps(workload("qwen")).encode())) / 10
 
 
 def test_the_objects_of_one_deployment_are_in_groups_of_their_own() -> None:
-    kind = f"Kind{uuid4()}"
-    other = {**workload("llama", kind), "metadata": {"name": "llama", "labels": {"specdecode.io/deployment": "llama"}}}
+    other = {**workload("llama"), "metadata": {"name": "llama", "labels": {"specdecode.io/deployment": "llama"}}}
     pack_object({**other, "spec": {"words": "few"}})
-    pack_object(workload("llama", kind))
-    assert len(pack_object(workload("qwen", kind))) < len(pack(json.dumps(workload("qwen")).encode())) / 10
+    pack_object(workload("llama"))
+    assert len(pack_object(workload("qwen"))) < len(pack(json.dumps(workload("qwen")).encode())) / 10
 
 
 def test_a_forged_checksum_does_not_replace_the_dictionary_of_another_group() -> None:
     # Adler-32 of both is the same: adding 1, -2 and 1 to neighbouring bytes changes neither of its sums.
     text, forged = (f"{' '.join(WORDS)} {each} and more" for each in ("bdb", "cbc"))
-    groups = f"a{uuid4()}", f"b{uuid4()}"
+    groups = "a", "b"
     packed = pack(text.encode(), groups[0])
     assert unpack(pack(forged.encode(), groups[1])) == forged.encode()
     assert unpack(packed) == text.encode()
@@ -75,6 +72,24 @@ def test_entries_come_back_unchanged() -> None:
     assert dict(packed) == entries
     assert packed == PackedTexts(entries, {"engines.json"})
     assert packed != PackedTexts({**entries, "failure.json": ""}, {"engines.json"})
+
+
+@pytest.mark.parametrize("suffix", ["facts-{:04x}", "gpus-{:06x}"])
+def test_names_with_a_hash_are_in_one_group(suffix: str) -> None:
+    """The hash follows from the spec, so each edit would add a group."""
+    names = [f"llama-{suffix.format(number)}" for number in range(2)]
+    labels = {"specdecode.io/deployment": "llama"}
+    jobs = [{"kind": "Job", "metadata": {"name": name, "labels": labels}, "spec": WORDS} for name in names]
+    assert len([*map(pack_object, jobs)][1]) < len(pack(json.dumps(jobs[1]).encode())) / 10
+
+
+def test_groups_are_limited() -> None:
+    texts = {str(number): json.dumps([*WORDS, number]).encode() for number in range(200)}
+    with tracing():
+        packed = [pack(text, group) for group, text in texts.items()]
+        assert tracemalloc.get_traced_memory()[0] - sum(map(len, packed)) < 50 * 2**15
+    assert [*map(unpack, packed)] == [*texts.values()]
+    assert pack(texts["199"], "199") == packed[199]
 
 
 def test_names_of_entries_take_no_memory_for_ever() -> None:
