@@ -13,6 +13,7 @@ from specdecode_operator.deployment.observed.observation import Observation
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from specdecode_operator.deployment.status import compose_status
 from specdecode_operator.handlers.decision_cache import DecisionCache
+from specdecode_operator.problems import InvalidSpecError
 from specdecode_operator.sizing.calibration import Calibration
 from tests.support.decisions import desired_state
 from tests.support.objects import H100, H200, pair_70b, parent
@@ -73,6 +74,19 @@ def test_changed_inputs_are_decided_again(changes: dict[str, Any]) -> None:
     cache = DecisionCache()
     before = ask(cache)
     assert ask(cache, **changes).outcome is not before.outcome
+
+
+def test_another_choice_of_a_policy_is_decided_again() -> None:
+    """The generation and the spec as written stay the same."""
+    cache = DecisionCache()
+    owner = replace(parse_deployment(parent(pair_70b())), by_policy=True)
+    assert not isinstance(owner.spec, InvalidSpecError)
+    assert owner.spec.speculation is not None
+    fewer = owner.spec.speculation.model_copy(update={"num_speculative_tokens": 1})
+    other = replace(owner, spec=owner.spec.model_copy(update={"speculation": fewer}))
+    first, second = (cache.decide(each, ClusterState(nodes=NODES)) for each in (owner, other))
+    assert first.outcome is not second.outcome
+    assert cache.decide(other, ClusterState(nodes=NODES)).outcome is second.outcome
 
 
 def test_plan_of_the_decision_in_the_status_changes_nothing() -> None:
