@@ -50,6 +50,7 @@ from specdecode_operator.cluster.resources import (
     SHARED_CONFIG_MAPS,
     SPECDECODE_DEPLOYMENT,
     WATCHED,
+    Resource,
 )
 from specdecode_operator.deployment.live_recorder import is_recorder
 from specdecode_operator.deployment.requeue import Requeue
@@ -150,8 +151,8 @@ class OperatorState:
         self.cache = Cache()
         self.progress = WatchProgress(by_namespace=bool(self.namespaces))
         self.cache.on_seen = self.progress.knows
-        kinds = {each.kind for each in (NODE, *WATCHED, *OUR_KINDS.values())}
-        self.objects = WatchedObjects(kinds, self._has_listed, self._has_written, self.handle)
+        resources = (NODE, *WATCHED, *OUR_KINDS.values())
+        self.objects = WatchedObjects(resources, self._begin_watch, self._has_written, self.handle)
         self.time = ServerTime()
         self.queue = WorkQueue()
         self.queue.is_open = leadership is None
@@ -159,6 +160,8 @@ class OperatorState:
         self.relist = Relist(self.cache, self.namespaces, nodes, self.queue.add_calmly)
         self.turns = ResyncOrder(RESYNC_S)
         self.metrics = OperatorMetrics(self.cache, self.settings.reconciles_told_from_s)
+        self._cluster: Cluster | None = None
+        """None until all kinds are listed."""
         self._tasks: list[asyncio.Task[None]] = []
         self.settled = set[Key]()
         """Objects that an earlier process has settled, and that this one has not reconciled."""
@@ -187,6 +190,7 @@ class OperatorState:
         if not self.namespaces:
             await claims.look()
         await self.relist.everything(cluster)
+        self._cluster = cluster
         settings = replace(self.settings, operator_image=await own_image(cluster))
         reconcilers = Reconcilers(cluster, self.cache, probe, self.metrics, settings)
         snapshot = Snapshot(cluster, settings.lease, self.cache, settings) if settings.lease else None
@@ -209,6 +213,7 @@ class OperatorState:
 
     async def stop(self) -> None:
         """Stop the work, release claims and Lease, and close all connections; idempotent."""
+        self._cluster = None
         if self._next_beat is not None:
             self._next_beat.cancel()
         tasks, self._tasks = self._tasks, []
@@ -235,22 +240,21 @@ class OperatorState:
         if min(self.queue.longest_wait_s(), self.queue.idle_s()) > _STUCK_S:
             raise OperatorStuckError(f"the work queue has made no progress for more than {_STUCK_S:.0f} s")
 
-    def watch_brings(self, kind: str, body: Body, *, is_listed: bool) -> None:
-        """Record that a watch works; ``is_listed`` if it restarted with a list, which lacks deleted objects."""
+    async def _begin_watch(self, resource: Resource, namespace: str, version: int) -> None:
+        """List a kind whose watch begins, because the watch reports neither earlier changes nor deletions."""
+        self._delivered(resource.kind, {"metadata": {"namespace": namespace, "resourceVersion": str(version)}})
+        if self._cluster is None:  # Not started, or stopped
+            return
+        try:
+            await self.relist.one(self._cluster, resource, namespace)
+        except ClusterError as error:
+            _logger.warning("listing failed, will retry: %s", error)
+
+    def _delivered(self, kind: str, body: Body) -> None:
+        """Record that a watch works."""
         self.progress.brings(kind, body)
         if kind in OUR_KINDS:
             self.relist.watched.add(kind)
-        if is_listed:
-            self.relist.due.add(kind)
-
-    def _has_listed(self, kind: str, body: Body) -> bool:
-        """Return whether the cache has an object of a list that kopf requested."""
-        if kind == NODE.kind:
-            return False
-        is_known = self.cache.knows_parent(kind, body) if kind in OUR_KINDS else self.cache.knows(kind, body)
-        if is_known:
-            self.watch_brings(kind, body, is_listed=True)
-        return is_known
 
     def _has_written(self, kind: str, body: Body) -> bool:
         """Return whether an event shows a version that the cache has, usually from the response to a write.
@@ -258,25 +262,22 @@ class OperatorState:
         What follows from the version is queued.
         """
         if kind == deployment.KIND and self.cache.knows_parent(kind, body):
-            self.watch_brings(kind, body, is_listed=False)
+            self._delivered(kind, body)
             metadata = body["metadata"]
             # The operator wrote the status, so only others may act on it.
             self.add_runs(Key(metadata["namespace"], metadata["name"]), self.queue.add_soon)
             return True
         if kind in (NODE.kind, *OUR_KINDS) or _may_be_shared(kind, body) or not self.cache.knows(kind, body):
             return False
-        self.watch_brings(kind, body, is_listed=False)
-        self.add_owners([self.cache.owner(kind, body)], is_listed=False)
+        self._delivered(kind, body)
+        self._add_owners([self.cache.owner(kind, body)])
         return True
 
-    def handle(self, type_: str | None, body: Body) -> None:
-        """Update the cache for an object, and queue the objects that depend on it.
-
-        ``type_`` is the event type, or None for an object of a list that kopf requested.
-        """
+    def handle(self, type_: str, body: Body) -> None:
+        """Update the cache for the object of an event, and queue the objects that depend on it."""
         kind = body["kind"]
         try:
-            self.watch_brings(kind, body, is_listed=type_ is None)
+            self._delivered(kind, body)
             if kind in OUR_KINDS:
                 self._parent_changed(type_, kind, body)
             elif kind == NODE.kind:
@@ -288,46 +289,41 @@ class OperatorState:
             _logger.exception("failed to handle an event of %s", kind)
             self.relist.due.add(kind)
 
-    def _parent_changed(self, type_: str | None, kind: str, body: Body) -> None:
+    def _parent_changed(self, type_: str, kind: str, body: Body) -> None:
         """Queue an object of ours, even if it was deleted, and those that may wait for it."""
-        if type_ is None and self.cache.knows_parent(kind, body):
-            return
         if type_ == "DELETED":
             key = self.cache.drop_parent(kind, body)
             self.queue.forget(key)
         else:
             key = self.cache.put_parent(kind, body)
-        # A listed object is not urgent, because it may be unchanged.
-        ask = self.queue.add_calmly if type_ is None else self.queue.add
-        ask(key)
+        self.queue.add(key)
         spec = body.get("spec") or {}
         if kind == deployment.KIND:
-            self.add_runs(key, ask)
+            self.add_runs(key, self.queue.add)
         elif name := spec.get("deployment"):
-            self.add_related(Key(key.namespace, str(name)), ask)
+            self.add_related(Key(key.namespace, str(name)), self.queue.add)
         if kind == capture.KIND and borrows(spec):
             self.add_keeping_captures()  # They wait while engines have lent GPUs or need them back.
 
-    def _node_changed(self, type_: str | None, body: Body) -> None:
+    def _node_changed(self, type_: str, body: Body) -> None:
         """Queue all deployments if the GPUs of the cluster changed."""
         if self.cache.drop_node(body) if type_ == "DELETED" else self.cache.put_node(body):
             self.add_all()
 
-    def _child_changed(self, type_: str | None, kind: str, body: Body) -> None:
-        owners = [self.cache.drop(kind, body)] if type_ == "DELETED" else self.cache.put(kind, body)
-        self.add_owners(owners, is_listed=type_ is None)
+    def _child_changed(self, type_: str, kind: str, body: Body) -> None:
+        self._add_owners([self.cache.drop(kind, body)] if type_ == "DELETED" else self.cache.put(kind, body))
         if _may_be_shared(kind, body) and (type_ == "DELETED" or not is_recorder(body)):
             self.add_all(body["metadata"]["namespace"])
 
-    def add_owners(self, owners: Iterable[Key | None], *, is_listed: bool) -> None:
+    def _add_owners(self, owners: Iterable[Key | None]) -> None:
         """Queue the owners of a child or a pod."""
         for key in owners:
             if key is None or self.cache.parent(key) is None:
                 continue
             if key.kind == deployment.KIND:
-                self.add_related(key, self.queue.add_calmly if is_listed else self.queue.add_soon)
+                self.add_related(key, self.queue.add_soon)
             else:
-                (self.queue.add_calmly if is_listed else self.queue.add)(key)
+                self.queue.add(key)
 
     @property
     def namespaces(self) -> tuple[str, ...]:
@@ -465,7 +461,7 @@ class OperatorState:
         loop = asyncio.get_running_loop()
         await self.settings.read_files()
         self._inputs = self._unwatched_inputs()
-        for round_ in itertools.count():
+        for round_ in itertools.count(1):
             await asyncio.sleep(RESYNC_S)
             if self._leads or not self.namespaces:
                 self._add_namespaces(await claims.look())
@@ -487,7 +483,7 @@ class OperatorState:
 
 
 async def on_event(**_: Any) -> None:
-    """Do nothing: kopf watches only kinds with a handler, but `OperatorState.handle` gets their objects instead."""
+    """Do nothing: kopf watches only kinds with a handler, but `OperatorState.handle` gets the events instead."""
 
 
 def _may_be_shared(kind: str, body: Body) -> bool:
@@ -569,7 +565,8 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = 310
     settings.watching.connect_timeout = 30
-    settings.watching.chunk_size = 100  # A chunk is in memory as text and as parsed values.
+    # Of lists of our kinds, kopf gets only the version. It also lists CRDs and namespaces.
+    settings.watching.chunk_size = 20
     settings.watching.reconnect_backoff = 1.0
     settings.networking.request_timeout = 30
     settings.networking.error_backoffs = _Backoffs()
@@ -635,6 +632,8 @@ _GARBAGE_THRESHOLDS = (700, 10, 100)
 operator for 0.25 s each, and took a fifth of the CPU time of an idle one (Python 3.11)."""
 
 _ROUNDS_TO_TRIM: Final = 4
+_TRIM: Final = getattr(ctypes.CDLL(None), "malloc_trim", None)
+"""Only glibc has it."""
 
 
 def _return_free_memory() -> None:
@@ -643,8 +642,8 @@ def _return_free_memory() -> None:
     glibc returns only the end of its heap by itself. Lists and events leave free pages elsewhere: 9 of 132 MB after
     300 deployments were created.
     """
-    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # Only glibc has it.
-        trim(0)
+    if _TRIM is not None:
+        _TRIM(0)
 
 
 def run_operator(settings: Settings, *, health_port: int, metrics_port: int, verbose: bool = False) -> None:

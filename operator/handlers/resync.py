@@ -69,10 +69,10 @@ class Relist:
         self._lists = Lists(cache, namespaces, ask)
         self.has_listed = self._lists.has_listed
         self.watched: set[str] = set()
-        """Kinds whose watch has delivered an object. Other kinds are listed: kopf may miss a CRD that is created after
+        """Kinds of ours that are watched. Others are listed in each round: kopf may miss a CRD that is created after
         its start, if the API server announces the CRD before serving it."""
         self.due: set[str] = set()
-        """Kinds to list in the next round, because a watch that restarts does not report deleted objects."""
+        """Kinds to list in the next round, because an event could not be handled."""
         self._put_off: set[str] = set()
         """Kinds whose list failed. The other kinds are listed first, because a list may take 30 s to fail."""
         self._reported_skews: set[str] = set()
@@ -82,7 +82,7 @@ class Relist:
         """StorageClasses for warnings of the webhook; None while they are unknown."""
 
     async def everything(self, cluster: Cluster) -> None:
-        """List all kinds at the start, and periodically, because a watch that restarts misses deletions.
+        """List all kinds at the start, and periodically, in case an event was missed.
 
         At the start, watches deliver kinds in any order, so a serving object might seem to lack nodes and engines.
         """
@@ -98,7 +98,7 @@ class Relist:
         await self._list_devices(cluster)
 
     async def in_round(self, number: int, cluster: Cluster) -> None:
-        """List the kinds that are due in a round; all kinds in round 0, because watches start after the first lists."""
+        """List the kinds that are due in a round."""
         if number % _ROUNDS_TO_RETRY == 0:
             self.due |= self._put_off
             self._put_off.clear()
@@ -115,20 +115,23 @@ class Relist:
             is_watched = resource.kind in self.watched if resource in _OUR_KINDS else resource not in OPTIONAL
             if is_watched and resource.kind not in self.due:
                 continue
-            self.due.discard(resource.kind)  # Before the list, because its watch may restart meanwhile.
-            try:
-                await self._list(cluster, resource)
-            except ClusterError:
-                self._put_off.add(resource.kind)
-                raise
+            self.due.discard(resource.kind)  # Before the list, because another event may fail meanwhile.
+            await self.one(cluster, resource)
 
-    async def _list(self, cluster: Cluster, resource: Resource) -> None:
-        """List one kind, and queue the objects to reconcile."""
+    async def one(self, cluster: Cluster, resource: Resource, namespace: str = "") -> None:
+        """List one kind in one namespace or wherever it is watched; if that fails, a later round tries again."""
+        try:
+            await self._list(cluster, resource, namespace)
+        except ClusterError:
+            self._put_off.add(resource.kind)
+            raise
+
+    async def _list(self, cluster: Cluster, resource: Resource, namespace: str) -> None:
         if resource == NODE:
             await self._list_nodes(cluster)
             return
         try:
-            await self._lists.update(cluster, resource)
+            await self._lists.update(cluster, resource, namespace)
         except (NotFoundError, ForbiddenError) as error:
             if resource in OPTIONAL:
                 self._cache.optional_kinds -= {resource.kind}  # It may be installed at any time.
@@ -206,8 +209,10 @@ class Lists:
         """Return whether the cache holds a complete list of a kind in a namespace."""
         return not self._listed.isdisjoint({(resource, namespace), (resource, None)})
 
-    async def update(self, cluster: Cluster, resource: Resource) -> None:
+    async def update(self, cluster: Cluster, resource: Resource, namespace: str = "") -> None:
         """List a kind and report changed or deleted parents, or the owners of changed or deleted children and pods.
+
+        ``namespace`` limits this to one of the namespaces that are served.
 
         Raises
         ------
@@ -218,7 +223,8 @@ class Lists:
         knows, retain = (cache.knows_parent, cache.retain_parents) if is_ours else (cache.knows, cache.retain)
         selector = None if is_ours else OWNED_SELECTOR
         errors: dict[str | None, ForbiddenError] = {}
-        for place in self._places:
+        places = (namespace,) if namespace else self._places
+        for place in places:
             present, versions = [], []
             few_are_new = (resource, place) in self._listed
             pages = cluster.pages(
@@ -238,8 +244,8 @@ class Lists:
                 self._report(resource, retain(kind, present, min(versions), place))
                 self._skipped.discard((resource, place))
                 self._listed.add((resource, place))
-        if len(errors) == len(self._places):
-            raise errors[self._places[0]]
+        if len(errors) == len(places):
+            raise errors[places[0]]
         for place, denied in errors.items():
             if (resource, place) not in self._skipped:
                 self._skipped.add((resource, place))

@@ -1,18 +1,22 @@
-"""Decode the objects of kopf's lists and watches, and handle them without kopf.
+"""Decode the events of kopf's watches, and handle them without kopf.
 
 kopf would decode each event with Python's json module, keep state for each object and start a task for each event.
-Here, msgspec decodes objects within limits of size and depth, and kopf gets empty lists, and a bookmark in place of
-each event. Objects that the cache already has are left out: after a restart, nearly all objects of the lists, and later
-the events of the operator's own writes, which are half of all events while objects are created.
+Here, msgspec decodes objects within limits of size and depth, and kopf gets a bookmark in place of each event. Events
+of versions that the cache already has are left out: those of the operator's own writes, which are half of all events
+while objects are created.
+
+kopf lists a kind before it watches it. Of that list, only the version is used. The operator lists the kind itself,
+because it needs only metadata of the objects that it knows.
 """
 
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from typing import Any, Final
 
 import aiohttp
 import msgspec
 
 from specdecode_operator.api.base import Body
+from specdecode_operator.cluster.resources import Resource
 from specdecode_operator.untrusted import read_answer, read_event
 
 _ERROR: Final = b'{"type":"ERROR"'
@@ -21,21 +25,23 @@ _RELIST: Final = b'{"type":"ERROR","object":{"code":410}}'
 
 
 class WatchedObjects:
-    """Objects of lists and watches of ``kinds``, which kopf does not get.
+    """Events of the watches of some kinds, which kopf does not get.
 
-    ``is_listed`` is called with the kind and the metadata of each object of a list, and returns whether the object is
-    to be left out. ``is_own`` does the same for each event with a new version of an object. ``handle`` is called with
-    type and object of each remaining event, and with None and each remaining object of a list.
+    ``begin`` is called with the resource, the namespace and the version of each list, from which a watch then begins;
+    the namespace is empty for the whole cluster. ``is_own`` is called with the kind and the metadata of each event that
+    has a new version of an object, and returns whether the event is to be left out. ``handle`` is called with type and
+    object of each remaining event.
     """
 
     def __init__(
         self,
-        kinds: Collection[str],
-        is_listed: Callable[[str, Body], bool],
+        resources: Collection[Resource],
+        begin: Callable[[Resource, str, int], Awaitable[None]],
         is_own: Callable[[str, Body], bool],
-        handle: Callable[[str | None, Body], None],
+        handle: Callable[[str, Body], None],
     ) -> None:
-        self._kinds, self._is_listed, self._is_own, self._handle = kinds, is_listed, is_own, handle
+        self._resources, self._begin, self._is_own, self._handle = resources, begin, is_own, handle
+        self._kinds = frozenset(each.kind for each in resources)
         self._left_out: Body = {}
         """Latest object of an event that was left out."""
 
@@ -50,19 +56,25 @@ class WatchedObjects:
                 return self
 
             async def json(self, **_: Any) -> Any:
-                return read_list(await self.read())
+                return await read_list(self.url.path, await self.read())
 
         return Response
 
-    def _list(self, text: bytes) -> Any:
-        """Return a response with JSON; a list of our kinds is empty."""
-        kind = _kind_of_list(text)
-        if kind not in self._kinds:
+    async def _list(self, path: str, text: bytes) -> Any:
+        """Return a response with JSON; of a list of our kinds only the version, as if it had no objects and pages."""
+        before, _, after = path.partition("/namespaces/")
+        namespace, _, plural = after.partition("/")
+        place = f"{before}/{plural}" if plural else path
+        # The path of the API server may have a prefix.
+        resource = next((each for each in self._resources if place.endswith(each.path())), None)
+        if resource is None:
             return read_answer(text)
-        answer = read_answer(text, lambda body: self._is_listed(kind, body))
-        for body in answer["items"]:
-            self._handle(None, {"kind": kind, "apiVersion": answer["apiVersion"], **body})
-        return {**answer, "items": []}
+        answer = read_answer(text, lambda _: True)
+        if "items" not in answer:  # an error
+            return answer
+        version = answer["metadata"]["resourceVersion"]
+        await self._begin(resource, namespace if plural else "", int(version))
+        return {"metadata": {"resourceVersion": version}, "items": []}
 
     def _line(self, line: bytes) -> bytes:
         """Return a line of a watch for kopf; a bookmark for an event of our kinds."""
@@ -86,19 +98,6 @@ def _bookmark(body: Body) -> bytes:
     """Return a bookmark in place of an event. kopf resumes from its version, and knows that the watch is alive."""
     version = {"metadata": {"resourceVersion": body["metadata"].get("resourceVersion")}}
     return msgspec.json.encode({"type": "BOOKMARK", "object": version}) + b"\n"
-
-
-class _KindOfList(msgspec.Struct):
-    kind: str = ""
-
-
-def _kind_of_list(text: bytes) -> str:
-    """Return the kind of the objects of a list; empty for any other response."""
-    try:
-        kind = msgspec.json.decode(text, type=_KindOfList).kind
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # `read_answer` reports it or repairs it
-        return ""
-    return kind.removesuffix("List") if kind.endswith("List") else ""
 
 
 class _Lines:
