@@ -1,6 +1,7 @@
 """ConditionUpdate a place where the real vLLM can be imported."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from devcluster.host.errors import ClusterError
 from specdecode_operator.sizing.version_rules import NEWEST_VERSION
 from specdecode_operator.vllm.profiles import find_profile
+from tests.engine.adapted_server import serving_adapters
 from tests.engine.contract_cases import write_models
 from tests.engine.contract_checks import Vllm
 from tests.engine.emulated_server import Emulated, emulating_both
@@ -136,6 +138,18 @@ def small_cache(engine: Engine, models: Path, tmp_path_factory: pytest.TempPathF
     folder = tmp_path_factory.mktemp("small-cache")
     # The only engine of a quick run that is exactly vLLM: see light_engine.py.
     with starting(engine, models, folder, *options, SPECDECODE_PLAIN_ENGINE="1") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def adapted(engine: Engine, models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """An engine with adapters and a draft model, whose checkpoint has defaults that must not change greedy answers."""
+    folder = tmp_path_factory.mktemp("adapted")
+    shutil.copytree(models / "target", folder / "target")
+    defaults = {"repetition_penalty": 1.9, "temperature": 1.5}
+    (folder / "target" / "generation_config.json").write_text(json.dumps(defaults))
+    speculation = {"method": "draft_model", "model": str(models / "draft"), "num_speculative_tokens": 3}
+    with serving_adapters(engine, folder, folder, speculation) as server:
         yield server
 
 

@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from devcluster.cluster.settings import free_ports
 from tests.engine.engine_process import START_S, Engine
+from tests.support import plain_http
 from tests.support.waiting import eventually
 
 STOP_S = 240
@@ -82,7 +83,7 @@ class Emulated:
         if self.process.poll() is not None:
             raise RuntimeError(f"it ended with {self.process.returncode}:\n{self.log[-4000:]}")
         try:
-            return httpx.get(f"{self.url}/health", trust_env=False, timeout=60).status_code == httpx.codes.OK
+            return plain_http.get(f"{self.url}/health", timeout=60).status_code == httpx.codes.OK
         except httpx.TransportError:
             return False
 
@@ -90,7 +91,7 @@ class Emulated:
         eventually(self.is_healthy, "the emulated engine is healthy", START_S)
 
     def metrics(self) -> list[Any]:
-        text = httpx.get(f"{self.url}/metrics", trust_env=False, timeout=120).text
+        text = plain_http.get(f"{self.url}/metrics", timeout=120).text
         return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
 
     def counters(self) -> dict[str, float]:

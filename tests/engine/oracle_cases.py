@@ -168,6 +168,11 @@ HEADS: dict[str, dict[str, Any]] = {
 }
 """Heads of classes that no file of the catalogue has, in the sizes of published ones."""
 
+SHORTENED_LAYERS = 8
+"""Enough for every kind of layer of a model, on each of two stages: the longest pattern has six."""
+
+_SHORTENED = ", first layers"
+
 MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, BLOCK_SIZE = 1024, 8192, 16
 """vLLM's defaults on an H100 (FlashAttention's block)."""
 
@@ -265,8 +270,28 @@ class Case:
         )
 
 
+def shortened(model: str) -> str:
+    """Return the name of a model that consists of the first layers of another."""
+    return model + _SHORTENED
+
+
+def _with_layers(config: dict[str, Any], count: int) -> dict[str, Any]:
+    """Return a config.json with fewer layers, and without the others in keys that list them all."""
+    if "text_config" in config:
+        return config | {"text_config": _with_layers(config["text_config"], count)}
+    whole = config["num_hidden_layers"]
+    lists = {
+        key: value[:count]
+        for key, value in config.items()
+        if isinstance(value, list | str) and len(value) == whole and not key.endswith("name_or_path")
+    }
+    return config | lists | {"num_hidden_layers": count}
+
+
 def config_of(model: str) -> dict[str, Any]:
-    """Return the config.json of a model of the catalogue, or of one of the small quantized ones."""
+    """Return the config.json of a model of the catalogue, of one of the small quantized ones, or of a shortened one."""
+    if model.endswith(_SHORTENED):
+        return _with_layers(config_of(model.removesuffix(_SHORTENED)), SHORTENED_LAYERS)
     if model in QUANTIZED_MODELS:
         return QUANTIZED_MODELS[model]
     if model in HEADS:
@@ -284,7 +309,7 @@ def geometry_of(model: str, method: str = Method.DRAFT_MODEL) -> ModelGeometry:
     """Return the geometry of a model, or of what a method drafts with."""
     if method not in (Method.DRAFT_MODEL, Method.NONE):
         return head_from_config(model, config_of(model), method)
-    if model in QUANTIZED_MODELS or model in IN_PARALLEL:
+    if model in QUANTIZED_MODELS or model in IN_PARALLEL or model.endswith(_SHORTENED):
         return geometry_from_config(model, config_of(model))
     geometry = find_geometry(model)
     assert geometry is not None

@@ -20,6 +20,7 @@ from specdecode_operator.vllm.logging_config import LOGGING_CONFIG_VARIABLE, WAT
 from specdecode_operator.vllm.plugin_bundle import RECORDER
 from tests.engine import chunk_observer
 from tests.engine.engine_process import QUIET, START_S, Engine
+from tests.support import plain_http
 from tests.support.waiting import eventually
 
 STOP_S = 240
@@ -76,7 +77,7 @@ class Server:
     def counters(self) -> Counter[str]:
         """Return the counters of /metrics, summed over engines; those by position carry it in their name."""
         found: Counter[str] = Counter()
-        page = httpx.get(f"{self.url}/metrics", trust_env=False, timeout=120).text
+        page = plain_http.get(f"{self.url}/metrics", timeout=120).text
         for family in text_string_to_metric_families(page):
             for sample in family.samples:
                 if sample.name.endswith("_total"):
@@ -180,7 +181,7 @@ def _is_healthy(server: Server) -> bool:
         message = f"vLLM ended with {server.process.returncode}:\n{server.log.read_text()[-4000:]}"
         raise RuntimeError(message)
     try:
-        return httpx.get(f"{server.url}/health", trust_env=False, timeout=60).status_code == httpx.codes.OK
+        return plain_http.get(f"{server.url}/health", timeout=60).status_code == httpx.codes.OK
     except httpx.TransportError:
         return False
 

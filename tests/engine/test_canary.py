@@ -1,11 +1,8 @@
 """Canary answers of a real vLLM that speculates: right ones, and wrong ones that its verification lets through."""
 
-import json
-import shutil
 from functools import partial
 from pathlib import Path
 
-import httpx
 import pytest
 
 from specdecode_operator.capture.recorder.canary import (
@@ -23,8 +20,9 @@ from specdecode_operator.vllm.engine_metrics import CanaryReading, read_metrics
 from specdecode_operator.vllm.profiles import find_profile
 from tests.engine.engine_process import Engine as InstalledEngine
 from tests.engine.engine_versions import SERVED
-from tests.engine.recorder_server import Line, serving
+from tests.engine.recorder_server import Line, Server, serving
 from tests.engine.wrong_verification import write_plugin
+from tests.support import plain_http
 
 SETTINGS = Settings(DEFAULT_PROMPTS, max_tokens=24, interval_s=600, model="tiny", margin_nats=CLOSE_NATS)
 K = 3
@@ -42,18 +40,13 @@ def verdicts(engine: Engine) -> list[Verdict]:
     return [judge(engine, SETTINGS, prompt) for prompt in SETTINGS.prompts]
 
 
-def test_canary_answers_of_a_verifying_engine_are_right(engine: InstalledEngine, models: Path, tmp_path: Path) -> None:
-    # Defaults of a checkpoint must not change the greedy answers.
-    target = tmp_path / "models" / "target"
-    shutil.copytree(models / "target", target)
-    (target / "generation_config.json").write_text(json.dumps({"repetition_penalty": 1.9, "temperature": 1.5}))
-    with unrecorded(engine, target.parent, tmp_path, speculation=draft_model(models)) as server:
-        client = Engine(server.url)
-        assert client.is_healthy()
-        assert [each.word for each in verdicts(client)] == [RIGHT] * len(DEFAULT_PROMPTS)
-        counters = server.counters()
-        checked = ask(client, SETTINGS, DEFAULT_PROMPTS[0])
-        unknown = judge(client, Settings(("x",), 1, 1, "another", 1), "x")
+def test_canary_answers_of_a_verifying_engine_are_right(adapted: Server) -> None:
+    client, before = Engine(adapted.url), adapted.counters()
+    assert client.is_healthy()
+    assert [each.word for each in verdicts(client)] == [RIGHT] * len(DEFAULT_PROMPTS)
+    counters = adapted.counters() - before
+    checked = ask(client, SETTINGS, DEFAULT_PROMPTS[0])
+    unknown = judge(client, Settings(("x",), 1, 1, "another", 1), "x")
     assert counters["vllm:spec_decode_num_draft_tokens_total"] > counters["vllm:spec_decode_num_accepted_tokens_total"]
     assert counters["vllm:generation_tokens_total"] == len(DEFAULT_PROMPTS) * (SETTINGS.max_tokens + 1)
     assert len(checked.tokens) == SETTINGS.max_tokens
@@ -69,7 +62,7 @@ def test_canary_answers_of_an_engine_that_accepts_rejected_drafts_are_wrong(
     with unrecorded(engine, models, tmp_path, speculation=speculation, packages=plugins) as server:
         found = verdicts(Engine(server.url))
         counters = server.counters()
-        page = httpx.get(f"{server.url}/metrics", trust_env=False).text
+        page = plain_http.get(f"{server.url}/metrics").text
     assert counters["vllm:spec_decode_num_draft_tokens_total"] == counters["vllm:spec_decode_num_accepted_tokens_total"]
     assert [each.word for each in found] == [WRONG] * len(DEFAULT_PROMPTS), found
     told = read_metrics(page, find_profile(SERVED)).canaries

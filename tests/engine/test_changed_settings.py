@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from specdecode_operator.deployment.observed.observation import Observation
@@ -25,6 +24,7 @@ from specdecode_operator.vllm.speculative_config import SPOKEN_KEYS
 from tests.engine.engine_process import HERE, Engine
 from tests.engine.engine_versions import SERVED, VERSIONS, find_packages
 from tests.engine.recorder_server import Server, serving
+from tests.support import plain_http
 from tests.support.decisions import decide
 from tests.support.objects import deployment, parent, tiny_cpu
 
@@ -69,7 +69,7 @@ def test_speculation_settings_in_force_are_reported(small_cache: Server) -> None
 def test_each_api_server_reports_changed_settings(engine: Engine, models: Path, tmp_path: Path) -> None:
     with serving(engine, models, tmp_path, "--api-server-count=2") as server:
         # Of vLLM's own gauges some are not there before the first request.
-        pages = [httpx.get(f"{server.url}/metrics", trust_env=False, timeout=120).text for _ in range(8)]
+        pages = [plain_http.get(f"{server.url}/metrics", timeout=120).text for _ in range(8)]
     said = {line for page in pages for line in page.splitlines() if line.startswith(METRIC) and line.endswith(" 1.0")}
     assert said == {f'{METRIC}{{{LABEL}="async_scheduling"}} 1.0'}
     assert all(page.count(f"{METRIC}{{") == len(CHANGED_SETTINGS) for page in pages)
@@ -149,7 +149,7 @@ def logged(source: Path) -> Iterator[str]:
 
 
 def read(server: Server) -> EngineReading:
-    return read_metrics(httpx.get(f"{server.url}/metrics", trust_env=False, timeout=120).text, find_profile(SERVED))
+    return read_metrics(plain_http.get(f"{server.url}/metrics", timeout=120).text, find_profile(SERVED))
 
 
 def changed_by(server: Server) -> frozenset[str]:

@@ -10,6 +10,7 @@ import yaml
 from specdecode_operator.enums import Method
 from tests.engine.engine_process import Engine
 from tests.engine.recorder_server import REPOSITORY, serving
+from tests.support import plain_http
 
 EXAMPLES = REPOSITORY / "examples"
 PROMPTS, TOKENS = ("The quick brown fox", "Speculative decoding is", "Once upon a time"), 64
@@ -38,7 +39,7 @@ def test_target_of_the_demo_takes_five_tokens_per_step(engine: Engine, tmp_path:
     with serving(engine, models, tmp_path / "server", speculation=speculation) as server:
         for prompt in PROMPTS:
             question: dict[str, Any] = {"model": "tiny", "prompt": prompt, "max_tokens": TOKENS, "temperature": 0}
-            answer = httpx.post(f"{server.url}/v1/completions", json=question, trust_env=False, timeout=ANSWER_S)
+            answer = plain_http.post(f"{server.url}/v1/completions", json=question, timeout=ANSWER_S)
             assert answer.status_code == httpx.codes.OK, json.dumps(answer.json())
         counters = server.counters()
     steps, accepted = (counters[f"vllm:spec_decode_num_{each}_total"] for each in ("drafts", "accepted_tokens"))

@@ -16,6 +16,7 @@ from specdecode_operator.replay.emulated.batch import Lateness
 from specdecode_operator.vllm.engine_metrics import read_metrics
 from specdecode_operator.vllm.profiles import find_profile
 from tests.engine.emulated_server import DENSE, HYBRID, HYBRID_BLOCKS, RATES, REQUEST_US, STEP_MS, Emulated
+from tests.support import plain_http
 from tests.support.waiting import eventually
 
 SCHEMA = {
@@ -44,11 +45,11 @@ def emulated(both: tuple[Emulated, Emulated]) -> Emulated:
 
 def _complete(server: Emulated, **body: Any) -> httpx.Response:
     given = {"model": server_model(server), "ignore_eos": True} | body
-    return httpx.post(f"{server.url}/v1/completions", json=given, timeout=120, trust_env=False)
+    return plain_http.post(f"{server.url}/v1/completions", json=given, timeout=120)
 
 
 def server_model(server: Emulated) -> str:
-    models = httpx.get(f"{server.url}/v1/models", trust_env=False, timeout=120).json()
+    models = plain_http.get(f"{server.url}/v1/models", timeout=120).json()
     return str(models["data"][0]["id"])
 
 
@@ -68,7 +69,7 @@ def test_emulated_kv_cache_equals_the_plan(emulated: Emulated) -> None:
 def test_responses_are_counted_by_their_status(emulated: Emulated) -> None:
     assert _complete(emulated, prompt="a", max_tokens=1).status_code == httpx.codes.OK
     assert _complete(emulated, prompt="a", max_tokens=1, model="unknown").status_code == httpx.codes.NOT_FOUND
-    page = httpx.get(f"{emulated.url}/metrics", trust_env=False, timeout=120).text
+    page = plain_http.get(f"{emulated.url}/metrics", timeout=120).text
     assert read_metrics(page, find_profile("0.32")).server_errors == 0, "None if vLLM does not count responses"
 
 
@@ -122,7 +123,7 @@ def test_json_schema_output_is_valid_and_stops(emulated: Emulated, streamed: boo
         "stream": streamed,
         "response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}},
     }
-    answer = httpx.post(f"{emulated.url}/v1/chat/completions", json=body, timeout=120, trust_env=False)
+    answer = plain_http.post(f"{emulated.url}/v1/chat/completions", json=body, timeout=120)
     if streamed:
         chunks = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
         choices = [choice for chunk in chunks for choice in chunk["choices"]]

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from specdecode_operator.cli.input_files import InputOptions, read_ours
@@ -13,6 +12,7 @@ from tests.engine import newest_package
 from tests.engine.emulated_server import HYBRID, emulating
 from tests.engine.engine_process import Engine
 from tests.engine.engine_versions import BESIDE, NEWEST, find_packages
+from tests.support import plain_http
 
 MODEL = "Qwen3-Next-80B-A3B-Instruct"
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
@@ -38,7 +38,7 @@ def test_emulated_engine_of_each_version_matches_the_plan_and_serves(
 
         def ask_for(**body: Any) -> Any:
             given = {"model": MODEL, "max_tokens": 200, **body}
-            return httpx.post(f"{server.url}/v1/completions", json=given, timeout=120, trust_env=False).json()
+            return plain_http.post(f"{server.url}/v1/completions", json=given, timeout=120).json()
 
         answered = ask_for(prompt=[[400, 401] * 20, [402] * 30], max_tokens=50, logprobs=2)
         assert answered["usage"]["completion_tokens"] == 100

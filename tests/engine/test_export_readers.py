@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from specdecode_operator.capture.files.export import ExportFormat, export_capture, held_out_file
@@ -15,6 +14,7 @@ from specdecode_operator.cli.capture.export import tokenizer_at
 from tests.engine import export_packages, guidellm_package
 from tests.engine.engine_process import DEADLINE_S, Engine
 from tests.engine.recorder_server import Server, make_models
+from tests.support import plain_http
 from tests.support.replay_process import replaying
 from tests.support.synthetic import Truth
 from tests.support.traces import META, record, write_trace
@@ -156,7 +156,7 @@ def test_tokenize_endpoint_matches_completion_prompt_tokens(small_cache: Server)
     tokenize = tokenizer_at(small_cache.url)
     for text in ("A prompt of a dataset", " <s>héllo</s>\n", "x"):
         asked = {"model": "tiny", "prompt": text, "max_tokens": 1, "temperature": 0, "return_token_ids": True}
-        answer = httpx.post(f"{small_cache.url}/v1/completions", json=asked, timeout=DEADLINE_S)
+        answer = plain_http.post(f"{small_cache.url}/v1/completions", json=asked, timeout=DEADLINE_S)
         assert tokenize(text) == answer.json()["choices"][0]["prompt_token_ids"]
 
 

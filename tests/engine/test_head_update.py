@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import pytest
 
 from specdecode_operator.deployment.canaries import CLOSE_NATS, DEFAULT_PROMPTS
@@ -20,6 +19,7 @@ from tests.engine.engine_versions import SERVED
 from tests.engine.live_traffic import Collector
 from tests.engine.recorder_clients import prompt
 from tests.engine.recorder_server import Line, Server, serving
+from tests.support import plain_http
 from tests.support.waiting import eventually
 
 K = 1  # the head of tiny_heads.py foresees one token
@@ -60,7 +60,7 @@ class Updated:
         part.replace(self.file)
 
     def told(self, digest: str) -> HeadUpdate | None:
-        page = httpx.get(f"{self.server.url}/metrics", trust_env=False, timeout=120).text
+        page = plain_http.get(f"{self.server.url}/metrics", timeout=120).text
         found = read_metrics(page, find_profile(SERVED)).head_update
         return found if found is not None and found.sha256 == digest else None
 
@@ -73,7 +73,7 @@ class Updated:
             "ignore_eos": True,
             "return_token_ids": True,
         }
-        answer = httpx.post(f"{self.server.url}/v1/completions", json=body, trust_env=False, timeout=600).json()
+        answer = plain_http.post(f"{self.server.url}/v1/completions", json=body, timeout=600).json()
         ids: list[int] = answer["choices"][0]["token_ids"]
         return ids
 

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
@@ -20,6 +19,7 @@ from tests.engine.engine_versions import SERVED
 from tests.engine.live_traffic import Collector, Received, Users, wait_for_traffic
 from tests.engine.recorder_checks import SPECULATION, chunks_of, speculation
 from tests.engine.recorder_server import Line, Server, serving
+from tests.support import plain_http
 from tests.support.small_pair import small_pair
 from tests.support.waiting import eventually
 
@@ -167,7 +167,7 @@ def test_canaries_are_counted_and_not_recorded(live: tuple[Collector, Server]) -
     users = Users(server.url)
 
     def told() -> CanaryReading | None:
-        page = httpx.get(f"{server.url}/metrics", trust_env=False, timeout=120).text
+        page = plain_http.get(f"{server.url}/metrics", timeout=120).text
         return read_metrics(page, find_profile(SERVED)).canaries
 
     collector.call()

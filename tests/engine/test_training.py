@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from devcluster.host.errors import ClusterError
@@ -21,6 +20,7 @@ from specdecode_operator.training.job.settings import SETTINGS_VARIABLE
 from specdecode_operator.vllm.plugin_bundle import TRAINER
 from tests.engine.engine_process import HERE, QUIET, START_S, Engine
 from tests.engine.recorder_server import serving
+from tests.support import plain_http
 
 pytestmark = pytest.mark.long
 
@@ -164,7 +164,7 @@ def serve(engine: Engine, heads: Path, folder: Path, head: Path) -> Served:
         for prompt in prompts:
             body = {"model": "tiny", "prompt": prompt, "max_tokens": ANSWER_TOKENS, "temperature": 0}
             more = {"ignore_eos": True, "return_token_ids": True}
-            answer = httpx.post(f"{server.url}/v1/completions", json=body | more, timeout=START_S, trust_env=False)
+            answer = plain_http.post(f"{server.url}/v1/completions", json=body | more, timeout=START_S)
             answers.append(answer.raise_for_status().json()["choices"][0]["token_ids"])
         counters = server.counters()
     drafted = counters["vllm:spec_decode_num_draft_tokens_total"]

@@ -15,6 +15,7 @@ import pytest
 from devcluster.cluster.settings import free_ports
 from specdecode_operator.deployment.pod_scripts import warm_start
 from tests.engine.engine_process import QUIET, START_S, Engine
+from tests.support import plain_http
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.long
@@ -89,7 +90,7 @@ def _runs(process: subprocess.Popen[bytes], log: Path) -> bool:
 
 def _serves(url: str) -> bool:
     try:
-        return httpx.get(url, trust_env=False, timeout=60).status_code == httpx.codes.OK
+        return plain_http.get(url, timeout=60).status_code == httpx.codes.OK
     except httpx.TransportError:
         return False
 

@@ -1,6 +1,7 @@
 """The chart's guard: a policy that holds the operator's account to what the operator does."""
 
 import json
+from functools import cache
 from typing import Any
 
 import yaml
@@ -13,8 +14,13 @@ from tests.support.waiting import eventually
 
 def guard(*options: str) -> list[dict[str, Any]]:
     """Return the policy and its binding, as the chart makes them."""
-    printed = chart.template("--set=operatorGuard.enabled=true", "--show-only=templates/operator-guard.yaml", *options)
-    return [each for each in yaml.safe_load_all(printed) if each]
+    return [each for each in yaml.safe_load_all(_printed(*options)) if each]
+
+
+@cache
+def _printed(*options: str) -> str:
+    """Run Helm once for the same options: most tests of a session want the guard as it is installed."""
+    return chart.template("--set=operatorGuard.enabled=true", "--show-only=templates/operator-guard.yaml", *options)
 
 
 def put_guard_in_force(kubectl: Kubectl) -> None:

@@ -10,9 +10,11 @@ from typing import Self
 from tests.support.traffic import Repeating, streamed_usage
 
 _TIMEOUT_S = 300
-_BETWEEN_S = 0.1
+_BETWEEN_S = 0.5
+"""Pause of a user. Between captures, and while a pod starts that records, requests only keep the processors busy."""
+
 _PROMPTS = 97  # different lengths of prompts
-_SHORTEST_PROMPT, _SHORTEST_ANSWER = 20, 8
+_SHORTEST_PROMPT, _SHORTEST_ANSWER = 20, 24  # a recording of some of them is enough to fit a model to
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,12 @@ import sys
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import yaml
 
 from devcluster.cluster.settings import free_ports
+from tests.support.forked_command import ForkedCommand
 from tests.support.kubectl import Kubectl
 from tests.support.waiting import eventually
 
@@ -25,7 +27,13 @@ _STOP_DEADLINE_S = 120
 
 
 class OperatorProcess:
-    """`specdecode operator`, started, watched and ended."""
+    """`specdecode operator`, started, watched and ended.
+
+    The first one of a test run is started by its command line. The others are forked, because importing the operator
+    takes more time than most tests.
+    """
+
+    _first: ClassVar = True
 
     def __init__(
         self,
@@ -43,22 +51,26 @@ class OperatorProcess:
         """Name of the pod that it is taken for: it works while it has the Lease, as where it is installed."""
         self.calibration = log.with_name("calibration.json")
         self.facts = log.with_name("facts")
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | ForkedCommand | None = None
         self._health_port = 0
 
     def start(self) -> None:
         """Start it and wait until it is healthy."""
         (port,) = free_ports(1)
-        command = [sys.executable, "-m", "specdecode_operator", "operator"]
-        command += [f"--health-port={port}", "--metrics-port=0", f"--calibration={self.calibration}"]
-        command += [f"--facts={self.facts}", *self.arguments]
+        arguments = ["operator", f"--health-port={port}", "--metrics-port=0", f"--calibration={self.calibration}"]
+        arguments += [f"--facts={self.facts}", *self.arguments]
         environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig), "SPECDECODE_OPERATOR_IMAGE": IMAGE}
         if self.pod:
-            command.append(f"--leader-election={SERVICE_ACCOUNT}")
+            arguments.append(f"--leader-election={SERVICE_ACCOUNT}")
             environment |= {"POD_NAMESPACE": NAMESPACE, "POD_NAME": self.pod}
         environment |= self._environment
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        if OperatorProcess._first:
+            OperatorProcess._first = False
+            command = [sys.executable, "-m", "specdecode_operator", *arguments]
+            with self.log.open("ab") as log:
+                self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        else:
+            self._process = ForkedCommand(arguments, environment, self.log)
         self._health_port = port
         eventually(self.health, "the operator is healthy")
 

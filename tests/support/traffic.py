@@ -9,6 +9,8 @@ from typing import Any, Self
 
 import httpx
 
+from tests.support import plain_http
+
 _TIMEOUT_S = 120
 _BETWEEN_S = 0.2
 """Pause of a client, so that engines that start beside those that serve get some of the machine."""
@@ -50,11 +52,7 @@ def streamed_usage(url: str, body: dict[str, Any], timeout_s: float = _TIMEOUT_S
     """Stream a completion; return the usage that the engine reports, or the problem."""
     body = {**body, "stream": True, "stream_options": {"include_usage": True}}
     try:
-        # The environment's proxies know nothing of the cluster.
-        with (
-            httpx.Client(trust_env=False, timeout=timeout_s) as client,
-            client.stream("POST", url, json=body) as response,
-        ):
+        with plain_http.stream("POST", url, json=body, timeout=timeout_s) as response:
             lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
             if response.status_code != httpx.codes.OK:
                 return f"HTTP {response.status_code}: {' '.join(lines)[:200]}"

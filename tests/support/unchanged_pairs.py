@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import msgspec
@@ -29,19 +31,30 @@ class ServedEngine:
     def serve(self, folder: Path, seed: int, requests: int = REQUESTS, arrivals: str = "closed:1,closed:8") -> Path:
         """Leave a record of the one workload, as the engine does under a seed of its own."""
         folder.mkdir(parents=True)
-        meta = TraceMeta(
-            schema=1,
-            model="model",
-            gpu="H100",
-            tp=1,
-            block_size=16,
-            speculative={"method": "eagle3", "num_speculative_tokens": len(self.rates)} if self.rates else None,
-        )
-        acceptance = from_rates(self.rates) if self.rates else None
-        run = VirtualRun(behaviour=GivenBehaviour(self.step_time, acceptance, seed), limits=LIMITS, meta=meta)
-        phases = [parse_arrivals(each, requests, None, each.replace(":", "-")) for each in arrivals.split(",")]
-        run.phases(folder, PROMPTS, phases, f"capture-{seed}")
+        for name, content in _files(msgspec.json.encode(self), seed, requests, arrivals).items():
+            (folder / name).write_bytes(content)
         return folder
+
+
+@cache
+def _files(text: bytes, seed: int, requests: int, arrivals: str) -> dict[str, bytes]:
+    """Return the files of an engine's record. Several tests compare the same one, and serving takes half a second."""
+    engine = msgspec.json.decode(text, type=ServedEngine)
+    meta = TraceMeta(
+        schema=1,
+        model="model",
+        gpu="H100",
+        tp=1,
+        block_size=16,
+        speculative={"method": "eagle3", "num_speculative_tokens": len(engine.rates)} if engine.rates else None,
+    )
+    acceptance = from_rates(engine.rates) if engine.rates else None
+    run = VirtualRun(behaviour=GivenBehaviour(engine.step_time, acceptance, seed), limits=LIMITS, meta=meta)
+    phases = [parse_arrivals(each, requests, None, each.replace(":", "-")) for each in arrivals.split(",")]
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        run.phases(folder, PROMPTS, phases, f"capture-{seed}")
+        return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
 def with_acceptance(factor: float) -> ServedEngine:

@@ -25,6 +25,7 @@ from specdecode_operator.cli.main import app
 from specdecode_operator.cluster.observed_figures import FiguresReader, Prometheus
 from specdecode_operator.stats.figures import FIGURES, SampleBuffer
 from specdecode_operator.stats.measures import Gauge, Page, Rate, growth_between, read_page
+from tests.support import plain_http
 from tests.support.figure_cases import hear
 from tests.support.prometheus import OLDEST, promtool, provide
 from tests.support.replay_process import replaying
@@ -98,7 +99,7 @@ class Watched:
 def asked(url: str, query: str) -> dict[str, float]:
     """Return the values of a query, by position or pod; nothing while it does not answer."""
     try:
-        answer = httpx.get(f"{url}/api/v1/query", params={"query": query}, trust_env=False, timeout=60).json()
+        answer = plain_http.get(f"{url}/api/v1/query", params={"query": query}, timeout=60).json()
     except httpx.TransportError:
         return {}
     series = answer["data"]["result"]
@@ -107,7 +108,7 @@ def asked(url: str, query: str) -> dict[str, float]:
 
 def look(url: str) -> tuple[str, Page]:
     """Read an engine's page."""
-    text = httpx.get(f"{url}/metrics", trust_env=False, timeout=60).text
+    text = plain_http.get(f"{url}/metrics", timeout=60).text
     return text, read_page(text, NAMES, time.monotonic())
 
 
@@ -129,7 +130,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
             text_before, before = look(engine)
             for _ in range(REQUESTS):
                 body = {"prompt": "a", "max_tokens": 500}
-                httpx.post(f"{engine}/v1/completions", json=body, trust_env=False, timeout=60).raise_for_status()
+                plain_http.post(f"{engine}/v1/completions", json=body, timeout=60).raise_for_status()
             text_after, after = look(engine)
             (tokens,) = (value for (name, _), value in after.counters.items() if f"{name}{{" in series)
             eventually(lambda: asked(url, series).get("llama-0") == tokens, "it has seen what the engine says")
@@ -188,7 +189,7 @@ async def test_operator_reads_equal_figures_from_pods_and_prometheus(watched: Wa
 
 def test_prometheus_evaluates_every_rule_of_the_chart(watched: Watched) -> None:
     def evaluated() -> bool:
-        groups = httpx.get(f"{watched.url}/api/v1/rules", trust_env=False, timeout=60).json()["data"]["groups"]
+        groups = plain_http.get(f"{watched.url}/api/v1/rules", timeout=60).json()["data"]["groups"]
         rules = [rule for group in groups for rule in group["rules"]]
         assert not [rule.get("lastError") for rule in rules if rule["health"] == "err"]
         return bool(rules) and all(rule["health"] == "ok" for rule in rules)

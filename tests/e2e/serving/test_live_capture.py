@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import msgspec
 import pytest
 import yaml
@@ -20,6 +19,7 @@ from specdecode_operator.capture.files.formats import Live, Manifest
 from specdecode_operator.capture.trace_reader import Recording, read_recording
 from tests.e2e.serving.test_capture import EXAMPLES, specdecode
 from tests.e2e.serving.test_capture_robustness import kill, places_of
+from tests.support import plain_http
 from tests.support.conditions import condition, wait_for
 from tests.support.kubectl import Kubectl
 from tests.support.live_users import LiveUsers
@@ -122,7 +122,7 @@ def counters(pods: list[Body]) -> dict[str, float]:
     """Return the sums of vLLM's own counters of some engines."""
     totals = dict.fromkeys(COUNTERS, 0.0)
     for pod in pods:
-        page = httpx.get(f"http://{pod['status']['podIP']}:{PORT}/metrics", trust_env=False, timeout=60).text
+        page = plain_http.get(f"http://{pod['status']['podIP']}:{PORT}/metrics", timeout=60).text
         for line in page.splitlines():
             name = line.partition("{")[0]
             if name in totals:

@@ -11,6 +11,7 @@ import yaml
 
 from devcluster.images.engine_environment import MOUNT
 from tests.engine.wrong_verification import write_plugin
+from tests.support import plain_http
 from tests.support.conditions import condition, wait_for
 from tests.support.kubectl import Kubectl
 from tests.support.small_pair import small_pair
@@ -88,7 +89,7 @@ def speculates(pod: dict[str, Any]) -> bool:
 def counted(kubectl: Kubectl) -> dict[str, float]:
     """Return the engine's own counts of answers by verdict."""
     try:
-        page = httpx.get(f"http://{kubectl.service_address('tiny')}/metrics", trust_env=False, timeout=30).text
+        page = plain_http.get(f"http://{kubectl.service_address('tiny')}/metrics", timeout=30).text
     except httpx.HTTPError as error:  # a probe may time out on a slow machine, and the Service has no engine then
         raise ValueError(error) from error
     found: dict[str, float] = {}

@@ -14,10 +14,9 @@ import kopf
 import time_machine
 
 from specdecode_operator.handlers.leadership import LeaseName
+from tests.support.forked_command import CONTEXT
 from tests.support.operator_process import IMAGE
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["specdecode_operator.handlers.main"])
 _CLOCK_LOOKS_S = 0.05
 _SHORTEST_WATCH_S = 10
 
@@ -39,13 +38,13 @@ class ForkedOperator:
     def __init__(self, kubeconfig: Path, log: Path, circumstances: Circumstances | None = None) -> None:
         self.circumstances = circumstances or Circumstances()
         self._kubeconfig, self._log = str(kubeconfig), str(log)
-        self._clock_s: Synchronized[float] = _context.Value("d", 0.0)
+        self._clock_s: Synchronized[float] = CONTEXT.Value("d", 0.0)
         self._process: multiprocessing.process.BaseProcess | None = None
 
     def start(self) -> None:
         """Start it, and wait for nothing."""
         given = self._kubeconfig, self._log, self.circumstances, self._clock_s
-        self._process = _context.Process(target=_run, args=given, daemon=True)
+        self._process = CONTEXT.Process(target=_run, args=given, daemon=True)
         self._process.start()
 
     def kill(self) -> None:

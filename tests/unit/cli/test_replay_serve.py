@@ -23,6 +23,7 @@ from specdecode_operator.replay.recorded_engine import Matching, Unmatched
 from specdecode_operator.replay.server import serve as server
 from specdecode_operator.replay.server.playback_source import Source
 from specdecode_operator.replay.server.serve import ServeSettings
+from tests.support import plain_http
 from tests.support.golden import EXAMPLES
 from tests.support.traces import META, record, write_trace
 from tests.unit.cli.conftest import Specdecode
@@ -59,7 +60,7 @@ def test_sigterm_finishes_open_requests_and_writes_the_capture(tmp_path: Path) -
     trace = write_trace(tmp_path / "trace.jsonl", [record(ttft_ms=300.0, itl_ms=[300.0, 300.0])])
     with serving(str(trace), "--record", str(tmp_path / "out")) as (process, url):
         body = {"prompt": "a", "stream": True, "max_tokens": 50}
-        with httpx.stream("POST", f"{url}/v1/completions", json=body, trust_env=False, timeout=120) as response:
+        with plain_http.stream("POST", f"{url}/v1/completions", json=body, timeout=120) as response:
             lines = response.iter_lines()
             first = next(lines)
             process.send_signal(signal.SIGTERM)
@@ -77,7 +78,7 @@ def test_request_beyond_drain_timeout_is_cut_off_without_a_traceback(tmp_path: P
     out = tmp_path / "out"
     with serving(str(trace), "--drain-timeout", "1", "--record", str(out)) as (process, url):
         body = {"prompt": "a", "stream": True, "max_tokens": 50}
-        with httpx.stream("POST", f"{url}/v1/completions", json=body, trust_env=False, timeout=120) as response:
+        with plain_http.stream("POST", f"{url}/v1/completions", json=body, timeout=120) as response:
             next(response.iter_lines())
             process.send_signal(signal.SIGTERM)
             assert process.wait(timeout=60) == 0
@@ -90,9 +91,9 @@ def test_crash_after_ends_the_server_and_open_requests(tmp_path: Path) -> None:
     trace = write_trace(tmp_path / "trace.jsonl", [record(**QUICK), record(arrival_ms=1.0, ttft_ms=60_000.0)])
     out = tmp_path / "out"
     with serving(str(trace), "--crash-after", "2", "--record", str(out)) as (process, url):
-        httpx.post(f"{url}/v1/completions", json={"prompt": "a"}, trust_env=False, timeout=120)
+        plain_http.post(f"{url}/v1/completions", json={"prompt": "a"}, timeout=120)
         with pytest.raises(httpx.HTTPError):
-            httpx.post(f"{url}/v1/completions", json={"prompt": "a"}, trust_env=False, timeout=120)
+            plain_http.post(f"{url}/v1/completions", json={"prompt": "a"}, timeout=120)
         assert process.wait(timeout=60) == 1
     found = validate_capture(out)
     assert found.trace is not None
@@ -102,11 +103,9 @@ def test_crash_after_ends_the_server_and_open_requests(tmp_path: Path) -> None:
 def test_hang_after_stays_healthy_but_does_not_respond(tmp_path: Path) -> None:
     trace = write_trace(tmp_path / "trace.jsonl", [record(**QUICK)])
     with serving(str(trace), "--hang-after", "0") as (_, url):
-        assert httpx.get(f"{url}/health", trust_env=False, timeout=120).status_code == 200
+        assert plain_http.get(f"{url}/health", timeout=120).status_code == 200
         with pytest.raises(httpx.ReadTimeout):
-            httpx.post(
-                f"{url}/v1/completions", json={"prompt": "a"}, trust_env=False, timeout=httpx.Timeout(120, read=1)
-            )
+            plain_http.post(f"{url}/v1/completions", json={"prompt": "a"}, timeout=httpx.Timeout(120, read=1))
 
 
 def test_slow_start_does_not_listen_and_can_be_stopped(tmp_path: Path) -> None:
@@ -150,7 +149,7 @@ def test_unusable_traces_and_options_are_refused_in_one_line(tmp_path: Path) -> 
 def test_skip_bad_lines_ignores_unreadable_lines(tmp_path: Path) -> None:
     trace = write_trace(tmp_path / "bad.jsonl", [record(**QUICK), record(ttft_ms=-1.0)])
     with serving(str(trace), "--skip-bad-lines") as (process, url):
-        assert httpx.get(f"{url}/v1/models", trust_env=False, timeout=120).json()["data"][0]["id"] == "tiny"
+        assert plain_http.get(f"{url}/v1/models", timeout=120).json()["data"][0]["id"] == "tiny"
         assert process.stderr is not None
         assert "1 unreadable lines" in process.stderr.readline()
 

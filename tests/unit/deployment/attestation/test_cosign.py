@@ -18,6 +18,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.deployment.attestation.attest import Seen
 from specdecode_operator.deployment.attestation.keys import PublicKey, SigningKey
 from specdecode_operator.deployment.attestation.statement import opened, read_statement
+from tests.support import plain_http
 from tests.support.attestations import attest, key_pair, serving
 from tests.support.documents import ROOT
 from tests.support.kubectl import program
@@ -128,7 +129,7 @@ def fulcio(folder: Path, issuer: Issuer) -> Iterator[None]:
 
 def _root(url: str) -> str:
     try:
-        [chain] = httpx.get(f"{url}/api/v2/trustBundle", trust_env=False, timeout=120).json()["chains"]
+        [chain] = plain_http.get(f"{url}/api/v2/trustBundle", timeout=120).json()["chains"]
     except httpx.TransportError as error:
         raise AssertionError(error) from error
     return "\n".join(chain["certificates"])
