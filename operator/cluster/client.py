@@ -191,7 +191,7 @@ _TRIES = 5
 _PAGE = 100
 """Objects in a page of a list; some megabytes of plans."""
 _FEW: Final = 10
-"""Objects that are requested one after the other in the time of a page of full objects."""
+"""Most objects to request one by one, which takes about as long as a page of full objects."""
 
 _WAITS_S = (0.2, 0.8)
 """Before the second and the third try; after that the queue backs off."""
@@ -297,8 +297,8 @@ class Cluster:
         """Yield the pages of a list, because one response with thousands of objects takes much memory.
 
         ``is_known`` is called with each object's metadata. Of known objects only the UID is parsed. With
-        ``few_are_new``, the API server sends only metadata, and each of the other objects is requested, or the page if
-        there are many.
+        ``few_are_new``, the first request of each page returns only metadata. Unknown objects are then requested one by
+        one, or as a full page if there are more than `_FEW`.
         """
         request = _Request("GET", resource, namespace, accept=_METADATA if few_are_new else _JSON)
         in_full = replace(request, accept=_JSON)

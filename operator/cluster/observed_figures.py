@@ -43,7 +43,7 @@ class KeptFigures:
     taken_s: float | None = None
     """On the monotonic clock; None while an earlier process's figures are shown."""
     _shown: bytes | None = None
-    """JSON, which takes a tenth of the memory of the models."""
+    """JSON; the parsed models take ten times the memory."""
 
     @property
     def shown(self) -> FiguresStatus | None:
@@ -65,9 +65,10 @@ class FiguresReader:
         self._why = ""
 
     async def update(self, key: Key, kept: KeptFigures, before: FiguresStatus | None, now_s: float) -> bool:
-        """Update the figures to show once per window, if one moved; return whether they changed.
+        """Update the shown figures, at most once per window and only if one moved; return whether they changed.
 
-        Each change is written, which causes events. ``before`` are the figures in the status.
+        Updates are rare because each is written to the status, which causes events. ``before`` are the figures in the
+        status.
         """
         if kept.taken_s is not None and now_s - kept.taken_s < WINDOW_S:
             return False

@@ -1,7 +1,7 @@
 """Compress texts that are kept for each object and rarely read.
 
-Objects of one kind differ in little but names. So the first text of a group becomes the dictionary of all others,
-which then take a tenth of the memory that they would take with a dictionary of common parts.
+Objects of one kind differ in little but names. The first text of a group is the dictionary of the later ones. They
+take a tenth of the memory that they would take with the dictionary of common text.
 """
 
 import zlib
@@ -13,16 +13,16 @@ import msgspec
 from specdecode_operator.vllm.logging_config import WATCH, logging_config
 
 _COMMON: Final = msgspec.json.encode([WATCH, logging_config("INFO")])
-"""Text that all engines have."""
+"""Text that the objects of all engines contain."""
 _WINDOW_BYTES: Final = 2**15
 """zlib uses only the end of a longer dictionary."""
 _MOST_GROUPS: Final = 32
-"""Limit of the dictionaries; each takes 32 KiB until the process ends. The operator's objects are in ten groups."""
+"""Maximum number of dictionaries. Each takes up to 32 KiB and is never freed."""
 _CHECKSUM: Final = slice(2, 6)
 """Place of the dictionary's Adler-32 in a compressed text (DICTID in RFC 1950, section 2.2)."""
 
 _DICTIONARIES: Final[dict[str, bytes]] = {"": _COMMON}
-"""By group."""
+"""Dictionaries by group."""
 _BY_CHECKSUM: Final = {zlib.adler32(_COMMON): _COMMON}
 
 
@@ -37,7 +37,7 @@ def _new_dictionary(group: str, text: bytes) -> bytes:
     if len(_DICTIONARIES) > _MOST_GROUPS:
         return _COMMON
     dictionary = (_COMMON + text)[-_WINDOW_BYTES:]
-    # Checksums can be forged, so an existing dictionary is never replaced.
+    # Users can forge a checksum. The new group then uses the existing dictionary.
     dictionary = _DICTIONARIES[group] = _BY_CHECKSUM.setdefault(zlib.adler32(dictionary), dictionary)
     return dictionary
 
@@ -51,7 +51,7 @@ def unpack(packed: bytes) -> bytes:
 class PackedTexts(Mapping[str, str]):
     """Read-only entries of a ConfigMap, each unpacked when it is read.
 
-    Entries with a name in ``similar`` are similar in all ConfigMaps.
+    ``similar`` are the names of entries whose texts are similar in all ConfigMaps. Each is a group.
     """
 
     def __init__(self, entries: Mapping[str, str], similar: Collection[str]) -> None:

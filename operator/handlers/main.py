@@ -161,7 +161,7 @@ class OperatorState:
         self.turns = ResyncOrder(RESYNC_S)
         self.metrics = OperatorMetrics(self.cache, self.settings.reconciles_told_from_s)
         self._cluster: Cluster | None = None
-        """None until all kinds are listed."""
+        """None before all kinds are listed, and after `stop`."""
         self._tasks: list[asyncio.Task[None]] = []
         self.settled = set[Key]()
         """Objects that an earlier process has settled, and that this one has not reconciled."""
@@ -241,17 +241,17 @@ class OperatorState:
             raise OperatorStuckError(f"the work queue has made no progress for more than {_STUCK_S:.0f} s")
 
     async def _begin_watch(self, resource: Resource, namespace: str, version: int) -> None:
-        """List a kind whose watch begins, because the watch reports neither earlier changes nor deletions."""
+        """List a kind whose watch begins, because a watch does not report earlier changes and deletions."""
         self._delivered(resource.kind, {"metadata": {"namespace": namespace, "resourceVersion": str(version)}})
         if self._cluster is None:  # Not started, or stopped
             return
         try:
-            await self.relist.one(self._cluster, resource, namespace)
+            await self.relist.list_kind(self._cluster, resource, namespace)
         except ClusterError as error:
             _logger.warning("listing failed, will retry: %s", error)
 
     def _delivered(self, kind: str, body: Body) -> None:
-        """Record that a watch works."""
+        """Record the version that a watch has delivered."""
         self.progress.brings(kind, body)
         if kind in OUR_KINDS:
             self.relist.watched.add(kind)
@@ -290,7 +290,10 @@ class OperatorState:
             self.relist.due.add(kind)
 
     def _parent_changed(self, type_: str, kind: str, body: Body) -> None:
-        """Queue an object of ours, even if it was deleted, and those that may wait for it."""
+        """Store or drop an object of ours, and queue it and the objects that may wait for it.
+
+        A deleted object is queued too, so that its reconciler drops its state.
+        """
         if type_ == "DELETED":
             key = self.cache.drop_parent(kind, body)
             self.queue.forget(key)
@@ -483,7 +486,7 @@ class OperatorState:
 
 
 async def on_event(**_: Any) -> None:
-    """Do nothing: kopf watches only kinds with a handler, but `OperatorState.handle` gets the events instead."""
+    """Do nothing. kopf watches only kinds that have a handler; `OperatorState.handle` gets their events."""
 
 
 def _may_be_shared(kind: str, body: Body) -> bool:
@@ -565,7 +568,7 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = 310
     settings.watching.connect_timeout = 30
-    # Of lists of our kinds, kopf gets only the version. It also lists CRDs and namespaces.
+    # Pages are small, because only the version of a list of a watched kind is used. kopf reads CRDs and namespaces.
     settings.watching.chunk_size = 20
     settings.watching.reconnect_backoff = 1.0
     settings.networking.request_timeout = 30
@@ -633,13 +636,13 @@ operator for 0.25 s each, and took a fifth of the CPU time of an idle one (Pytho
 
 _ROUNDS_TO_TRIM: Final = 4
 _TRIM: Final = getattr(ctypes.CDLL(None), "malloc_trim", None)
-"""Only glibc has it."""
+"""None without glibc."""
 
 
 def _return_free_memory() -> None:
     """Return free pages of the C library's heap to the system.
 
-    glibc returns only the end of its heap by itself. Lists and events leave free pages elsewhere: 9 of 132 MB after
+    By itself, glibc returns only the end of its heap. Lists and events leave free pages elsewhere: 9 of 132 MB after
     300 deployments were created.
     """
     if _TRIM is not None:

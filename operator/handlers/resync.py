@@ -69,10 +69,10 @@ class Relist:
         self._lists = Lists(cache, namespaces, ask)
         self.has_listed = self._lists.has_listed
         self.watched: set[str] = set()
-        """Kinds of ours that are watched. Others are listed in each round: kopf may miss a CRD that is created after
-        its start, if the API server announces the CRD before serving it."""
+        """Kinds of ours whose watch has begun. The rest of our kinds are listed in each round, because kopf may miss a
+        CRD that is created after its start, if the API server announces the CRD before serving it."""
         self.due: set[str] = set()
-        """Kinds to list in the next round, because an event could not be handled."""
+        """Kinds to list in the next round: all of them, or those of failed lists and of events that were not handled."""
         self._put_off: set[str] = set()
         """Kinds whose list failed. The other kinds are listed first, because a list may take 30 s to fail."""
         self._reported_skews: set[str] = set()
@@ -115,11 +115,12 @@ class Relist:
             is_watched = resource.kind in self.watched if resource in _OUR_KINDS else resource not in OPTIONAL
             if is_watched and resource.kind not in self.due:
                 continue
-            self.due.discard(resource.kind)  # Before the list, because another event may fail meanwhile.
-            await self.one(cluster, resource)
+            # Before the list, because the handling of an event may fail meanwhile and add the kind again.
+            self.due.discard(resource.kind)
+            await self.list_kind(cluster, resource)
 
-    async def one(self, cluster: Cluster, resource: Resource, namespace: str = "") -> None:
-        """List one kind in one namespace or wherever it is watched; if that fails, a later round tries again."""
+    async def list_kind(self, cluster: Cluster, resource: Resource, namespace: str = "") -> None:
+        """List one kind, in one namespace or in all served ones. If the list fails, a later round retries it."""
         try:
             await self._list(cluster, resource, namespace)
         except ClusterError:
@@ -212,7 +213,7 @@ class Lists:
     async def update(self, cluster: Cluster, resource: Resource, namespace: str = "") -> None:
         """List a kind and report changed or deleted parents, or the owners of changed or deleted children and pods.
 
-        ``namespace`` limits this to one of the namespaces that are served.
+        ``namespace`` limits the list to one of the served namespaces.
 
         Raises
         ------

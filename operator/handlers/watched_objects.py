@@ -2,11 +2,11 @@
 
 kopf would decode each event with Python's json module, keep state for each object and start a task for each event.
 Here, msgspec decodes objects within limits of size and depth, and kopf gets a bookmark in place of each event. Events
-of versions that the cache already has are left out: those of the operator's own writes, which are half of all events
+with a version that the cache already has are skipped. They follow the operator's own writes, and are half of all events
 while objects are created.
 
-kopf lists a kind before it watches it. Of that list, only the version is used. The operator lists the kind itself,
-because it needs only metadata of the objects that it knows.
+kopf lists a kind before it watches it. Only the version of that list is used. The operator lists the kind itself,
+because for known objects it needs only their metadata.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
@@ -25,12 +25,11 @@ _RELIST: Final = b'{"type":"ERROR","object":{"code":410}}'
 
 
 class WatchedObjects:
-    """Events of the watches of some kinds, which kopf does not get.
+    """Passes the events of some kinds to the operator instead of kopf.
 
-    ``begin`` is called with the resource, the namespace and the version of each list, from which a watch then begins;
-    the namespace is empty for the whole cluster. ``is_own`` is called with the kind and the metadata of each event that
-    has a new version of an object, and returns whether the event is to be left out. ``handle`` is called with type and
-    object of each remaining event.
+    ``begin`` is called before a watch begins, with its resource, namespace and version. The namespace is empty for the
+    whole cluster. ``is_own`` is called with kind and metadata of each ADDED or MODIFIED event, and returns whether to
+    skip the event. ``handle`` is called with type and object of each remaining event.
     """
 
     def __init__(
@@ -42,8 +41,8 @@ class WatchedObjects:
     ) -> None:
         self._resources, self._begin, self._is_own, self._handle = resources, begin, is_own, handle
         self._kinds = frozenset(each.kind for each in resources)
-        self._left_out: Body = {}
-        """Latest object of an event that was left out."""
+        self._skipped: Body = {}
+        """Latest object of an event that was skipped."""
 
     def response_class(self) -> type[aiohttp.ClientResponse]:
         """Return the class of kopf's responses."""
@@ -61,7 +60,7 @@ class WatchedObjects:
         return Response
 
     async def _list(self, path: str, text: bytes) -> Any:
-        """Return a response with JSON; of a list of our kinds only the version, as if it had no objects and pages."""
+        """Return the JSON of a response; for a list of a watched kind, an empty list with the version."""
         before, _, after = path.partition("/namespaces/")
         namespace, _, plural = after.partition("/")
         place = f"{before}/{plural}" if plural else path
@@ -77,20 +76,20 @@ class WatchedObjects:
         return {"metadata": {"resourceVersion": version}, "items": []}
 
     def _line(self, line: bytes) -> bytes:
-        """Return a line of a watch for kopf; a bookmark for an event of our kinds."""
+        """Return a line of a watch for kopf: a bookmark in place of an event of a watched kind."""
         if line.startswith(_ERROR):
             return _RELIST + b"\n"
-        event = read_event(line, self._kinds, self._is_left_out)
+        event = read_event(line, self._kinds, self._is_skipped)
         if event is None:
-            return _bookmark(self._left_out)
+            return _bookmark(self._skipped)
         type_, body = event
         if type_ != "BOOKMARK" and body.get("kind") in self._kinds:
             self._handle(type_, body)
             return _bookmark(body)
         return msgspec.json.encode({"type": type_, "object": body}) + b"\n"
 
-    def _is_left_out(self, kind: str, body: Body) -> bool:
-        self._left_out = body
+    def _is_skipped(self, kind: str, body: Body) -> bool:
+        self._skipped = body
         return self._is_own(kind, body)
 
 

@@ -15,12 +15,12 @@ from tests.engine.recorder_server import Line, Server, serving
 from tests.support.objects import Body, tiny_cpu
 
 RANKS: Final = {"first": 8, "second": 12}
-"""Of each adapter by its name."""
+"""Rank of each adapter, by name."""
 
 
 @contextmanager
 def serving_adapters(engine: Engine, models: Path, folder: Path, speculation: Line) -> Iterator[Server]:
-    """Start an engine with the adapters and no recorder, wait until it is healthy, and end it."""
+    """Run a healthy engine with the adapters, without a recorder, until the block ends."""
     adapters = folder / "adapters"
     engine.run(str(HERE / "tiny_adapters.py"), str(adapters))
     quiet = {"SPECDECODE_RECORD_DIR": "", "OBSERVER_DIR": ""}
@@ -30,7 +30,7 @@ def serving_adapters(engine: Engine, models: Path, folder: Path, speculation: Li
 
 
 def _arguments(folder: Path) -> list[str]:
-    """Return the arguments for adapters of an engine, with the paths of this machine."""
+    """Return an engine's arguments for adapters, with local paths."""
     adapters: list[Body] = [{"name": name, "model": name, "rank": rank} for name, rank in RANKS.items()]
     spec = SpecDecodeDeploymentSpec.parse(
         tiny_cpu(adapters=adapters, adapterSlots={"gpu": 1}, engine={"version": SERVED, "image": "localhost/engine:1"})

@@ -169,7 +169,7 @@ HEADS: dict[str, dict[str, Any]] = {
 """Heads of classes that no file of the catalogue has, in the sizes of published ones."""
 
 SHORTENED_LAYERS = 8
-"""Enough for every kind of layer of a model, on each of two stages: the longest pattern has six."""
+"""Enough for every kind of layer of each model: the longest pattern has six. Two stages share these layers."""
 
 _SHORTENED = ", first layers"
 
@@ -276,7 +276,7 @@ def shortened(model: str) -> str:
 
 
 def _with_layers(config: dict[str, Any], count: int) -> dict[str, Any]:
-    """Return a config.json with fewer layers, and without the others in keys that list them all."""
+    """Return a config.json with the first layers only. Lists with one entry per layer are cut too."""
     if "text_config" in config:
         return config | {"text_config": _with_layers(config["text_config"], count)}
     whole = config["num_hidden_layers"]

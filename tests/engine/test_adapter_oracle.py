@@ -2,7 +2,8 @@
 
 vLLM's own manager wraps the layers of models on the meta device (see adapter_oracle.py), for tensor parallelism,
 pipeline stages, restricted layers, fully sharded adapters, and experts that are spread or stored as one. The normal run
-asks about the first layers of each model, because a layer takes 10 ms; `./just test-all` asks about all of them, too.
+compares the first layers of each model, because vLLM takes 10 ms to build a layer. `./just test-all` compares all layers,
+too.
 """
 
 import json
@@ -123,7 +124,7 @@ def adapter_answers(request: pytest.FixtureRequest, vllm: Vllm, tmp_path_factory
     return dict(zip(cases, json.loads(answers.read_text(encoding="utf-8")), strict=True))
 
 
-def among(answers: Answers, cases: Collection[Adapted]) -> Answers:
+def answers_to(answers: Answers, cases: Collection[Adapted]) -> Answers:
     """Return the answers to some of the cases."""
     return {case: answer for case, answer in answers.items() if replace(case, whole=False) in cases}
 
@@ -140,7 +141,7 @@ def differs(case: Adapted, answer: dict[str, Any], least: int, most_percent: int
 
 
 def test_adapter_memory_equals_vllm(adapter_answers: Answers, vllm: Vllm) -> None:
-    answers = among(adapter_answers, EXACT)
+    answers = answers_to(adapter_answers, EXACT)
     least, most_percent = (0, 0) if vllm.profile.version == NEWEST else OLDER
     assert_none(f"{case}: {answer['error']}" for case, answer in answers.items() if "error" in answer)
     assert_none(
@@ -153,7 +154,7 @@ def test_adapter_memory_equals_vllm(adapter_answers: Answers, vllm: Vllm) -> Non
 
 
 def test_adapter_memory_of_estimated_layers_is_not_below_vllm(adapter_answers: Answers, vllm: Vllm) -> None:
-    answers = among(adapter_answers, ESTIMATED)
+    answers = answers_to(adapter_answers, ESTIMATED)
     least = 0 if vllm.profile.version == NEWEST else OLDER[0]
     assert_none(f"{case}: {answer['error']}" for case, answer in answers.items() if "error" in answer)
     assert_none(
@@ -164,7 +165,7 @@ def test_adapter_memory_of_estimated_layers_is_not_below_vllm(adapter_answers: A
 
 
 def test_class_without_adapters_is_refused_by_both(adapter_answers: Answers) -> None:
-    for case, answer in among(adapter_answers, REFUSED).items():
+    for case, answer in answers_to(adapter_answers, REFUSED).items():
         assert "LoRA is not supported" in answer["error"]
         assert lora_support(case.case.geometry.architecture, NEWEST) is LoraSupport.NO
 

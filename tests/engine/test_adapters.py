@@ -1,4 +1,4 @@
-"""Adapters and speculation of a real vLLM that has the arguments that the operator renders."""
+"""Adapters and speculation of a real vLLM, started with rendered arguments."""
 
 from pathlib import Path
 from typing import Any

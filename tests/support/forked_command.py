@@ -26,11 +26,11 @@ class ForkedCommand:
         return self._process.pid
 
     def poll(self) -> int | None:
-        """Return the exit status, None while it runs."""
+        """Return the exit status; None while the command runs."""
         return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return the exit status, once it has ended."""
+        """Wait for the command to end, and return its exit status."""
         self._process.join(timeout)
         if (status := self._process.exitcode) is None:
             raise subprocess.TimeoutExpired("specdecode", timeout or 0)
@@ -45,7 +45,7 @@ class ForkedCommand:
 
 
 def _run(arguments: list[str], environment: dict[str, str], log: str) -> None:
-    """Run the command, in the process that was forked."""
+    """Run the command in the forked process."""
     from kubernetes.aio.config import kube_config
 
     from specdecode_operator.cli.main import main
@@ -55,7 +55,7 @@ def _run(arguments: list[str], environment: dict[str, str], log: str) -> None:
             os.dup2(file.fileno(), stream.fileno())
     os.environ.clear()
     os.environ.update(environment)
-    # It was read from the environment when that was imported, before the fork.
+    # kube_config read KUBECONFIG when it was imported, before the fork.
     kube_config.KUBE_CONFIG_DEFAULT_LOCATION = environment["KUBECONFIG"]
     sys.argv[1:] = arguments
     main()

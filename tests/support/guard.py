@@ -14,12 +14,12 @@ from tests.support.waiting import eventually
 
 def guard(*options: str) -> list[dict[str, Any]]:
     """Return the policy and its binding, as the chart makes them."""
-    return [each for each in yaml.safe_load_all(_printed(*options)) if each]
+    return [each for each in yaml.safe_load_all(_rendered(*options)) if each]
 
 
 @cache
-def _printed(*options: str) -> str:
-    """Run Helm once for the same options: most tests of a session want the guard as it is installed."""
+def _rendered(*options: str) -> str:
+    """Run Helm once per set of options, because most tests use the same ones."""
     return chart.template("--set=operatorGuard.enabled=true", "--show-only=templates/operator-guard.yaml", *options)
 
 

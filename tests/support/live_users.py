@@ -11,10 +11,10 @@ from tests.support.traffic import Repeating, streamed_usage
 
 _TIMEOUT_S = 300
 _BETWEEN_S = 0.5
-"""Pause of a user. Between captures, and while a pod starts that records, requests only keep the processors busy."""
+"""Pause of a user between requests. Outside a recording, requests only keep the CPUs busy."""
 
 _PROMPTS = 97  # different lengths of prompts
-_SHORTEST_PROMPT, _SHORTEST_ANSWER = 20, 24  # a recording of some of them is enough to fit a model to
+_SHORTEST_PROMPT, _SHORTEST_ANSWER = 20, 24  # long enough to fit a model to the 40 requests of a capture
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,8 @@ _STOP_DEADLINE_S = 120
 class OperatorProcess:
     """`specdecode operator`, started, watched and ended.
 
-    The first one of a test run is started by its command line. The others are forked, because importing the operator
-    takes more time than most tests.
+    The first process of a test run is started by its command line. Later ones are forked, which saves the 1.3 s of CPU
+    time that importing the operator takes.
     """
 
     _first: ClassVar = True

@@ -1,7 +1,7 @@
 """HTTP requests to servers of a test, which have no certificates.
 
-The environment's proxies know nothing of them. httpx itself reads all certificate authorities for each request, which
-takes 20 ms of a processor: too long for polling.
+Requests bypass the environment's proxies, which cannot reach these servers. By default, httpx loads all certificate
+authorities for each request. This takes 20 ms of CPU time, too much for polling.
 """
 
 from functools import partial

@@ -38,7 +38,7 @@ class ServedEngine:
 
 @cache
 def _files(text: bytes, seed: int, requests: int, arrivals: str) -> dict[str, bytes]:
-    """Return the files of an engine's record. Several tests compare the same one, and serving takes half a second."""
+    """Return the files of an engine's record, cached because several tests use it and it takes 0.5 s to produce."""
     engine = msgspec.json.decode(text, type=ServedEngine)
     meta = TraceMeta(
         schema=1,

@@ -11,7 +11,7 @@ from tests.support.certificates import write_certificate
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Let clients of the operator know one certificate authority, because nothing here is on the internet.
+    """Make HTTP clients load one certificate authority, because unit tests do not use the internet.
 
     httpx reads all authorities for each client, which takes 20 ms, although most servers of tests speak plain HTTP.
     """

@@ -20,10 +20,10 @@ def pack_object(body: dict[str, Any]) -> bytes:
 
 
 def _group(body: Body) -> str:
-    """Return the kind, and what a name has after the owner's: plan for NAME-plan, facts for NAME-facts-HASH."""
+    """Return the kind and the first word after the owner's name, such as "Job facts" for NAME-facts-HASH."""
     metadata = body.get("metadata") or {}
     owner = (metadata.get("labels") or {}).get(DEPLOYMENT_LABEL)
-    suffix = str(metadata.get("name")).removeprefix(f"{owner}-").partition("-")[0] if owner else ""
+    suffix = str(metadata.get("name")).removeprefix(owner).removeprefix("-").partition("-")[0] if owner else ""
     return f"{body['kind']} {suffix}"
 
 

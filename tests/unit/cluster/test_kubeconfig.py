@@ -148,7 +148,7 @@ class TestKubeconfig:
     ) -> None:
         file = tmp_path / "kubeconfig"
         monkeypatch.setenv("KUBECONFIG", str(file))
-        # The parser of the Kubernetes client where tests/conftest.py has not put another one in its place.
+        # Use PyYAML's own parser, as in production. tests/conftest.py replaces it with libyaml's.
         monkeypatch.setattr(yaml, "SafeLoader", yaml.loader.SafeLoader)
         if text is not None:
             await asyncio.to_thread(file.write_text, text)

@@ -1,4 +1,4 @@
-"""Compressed texts: they come back unchanged, equal ones are equal, and similar ones take little memory."""
+"""Compression: texts survive the round trip, equal texts give equal bytes, similar texts take little memory."""
 
 import json
 import random
@@ -10,14 +10,15 @@ import pytest
 
 from specdecode_operator.cluster import packing
 from specdecode_operator.cluster.packing import PackedTexts, pack, unpack
+from specdecode_operator.cluster.resources import DEPLOYMENT_LABEL
 from specdecode_operator.deployment.rollout.engine_workload import pack_object, unpack_object
 
 WORDS = [f"word-{number:x}" for number in random.Random(7).sample(range(10**9), 400)]
-"""Text that a dictionary of common parts does not have."""
+"""Words that the common dictionary lacks."""
 
 
 def workload(name: str, kind: str = "Deployment") -> dict[str, object]:
-    labels = {"specdecode.io/deployment": name}
+    labels = {DEPLOYMENT_LABEL: name}
     return {"kind": kind, "metadata": {"name": f"{name}-plan", "labels": labels}, "spec": {"words": WORDS}}
 
 
@@ -32,7 +33,7 @@ def test_texts_come_back_unchanged() -> None:
     assert [unpack(pack(text)) for text in texts] == texts
 
 
-def test_equal_texts_are_equal_before_and_after_others() -> None:
+def test_equal_texts_give_equal_bytes_after_another_text() -> None:
     first, packed = b"the first text", pack(b"the first text", "plan")
     pack(b"the second text", "plan")
     assert pack(first, "plan") == packed
@@ -50,8 +51,8 @@ def test_objects_that_differ_in_names_take_little_memory() -> None:
     assert max(map(len, (first, second))) < len(pack(json.dumps(workload("qwen")).encode())) / 10
 
 
-def test_the_objects_of_one_deployment_are_in_groups_of_their_own() -> None:
-    other = {**workload("llama"), "metadata": {"name": "llama", "labels": {"specdecode.io/deployment": "llama"}}}
+def test_different_children_of_a_deployment_are_in_different_groups() -> None:
+    other = {**workload("llama"), "metadata": {"name": "llama", "labels": {DEPLOYMENT_LABEL: "llama"}}}
     pack_object({**other, "spec": {"words": "few"}})
     pack_object(workload("llama"))
     assert len(pack_object(workload("qwen"))) < len(pack(json.dumps(workload("qwen")).encode())) / 10
@@ -74,11 +75,20 @@ def test_entries_come_back_unchanged() -> None:
     assert packed != PackedTexts({**entries, "failure.json": ""}, {"engines.json"})
 
 
+def test_objects_with_the_name_of_their_deployment_are_in_one_group() -> None:
+    owners = ("my-pair", "your-pair")
+    bodies = [
+        {"kind": "Deployment", "metadata": {"name": each, "labels": {DEPLOYMENT_LABEL: each}}, "spec": WORDS}
+        for each in owners
+    ]
+    assert len([*map(pack_object, bodies)][1]) < len(pack(json.dumps(bodies[1]).encode())) / 10
+
+
 @pytest.mark.parametrize("suffix", ["facts-{:04x}", "gpus-{:06x}"])
-def test_names_with_a_hash_are_in_one_group(suffix: str) -> None:
+def test_names_that_differ_in_a_hash_are_in_one_group(suffix: str) -> None:
     """The hash follows from the spec, so each edit would add a group."""
     names = [f"llama-{suffix.format(number)}" for number in range(2)]
-    labels = {"specdecode.io/deployment": "llama"}
+    labels = {DEPLOYMENT_LABEL: "llama"}
     jobs = [{"kind": "Job", "metadata": {"name": name, "labels": labels}, "spec": WORDS} for name in names]
     assert len([*map(pack_object, jobs)][1]) < len(pack(json.dumps(jobs[1]).encode())) / 10
 
@@ -92,7 +102,7 @@ def test_groups_are_limited() -> None:
     assert pack(texts["199"], "199") == packed[199]
 
 
-def test_names_of_entries_take_no_memory_for_ever() -> None:
+def test_entry_names_add_no_dictionaries() -> None:
     """Users who may write ConfigMaps choose the names of their entries."""
     with tracing():
         for number in range(100):

@@ -29,7 +29,7 @@ async def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     # The client reads the variable once, when it is imported.
     monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "kubeconfig"))
     monkeypatch.setenv(IMAGE_VARIABLE, "operator:1")
-    # It speaks plain HTTP, and reading the machine's certificate authorities takes 20 ms for each client.
+    # The test's API server speaks plain HTTP. Reading the machine's authorities would take each client 20 ms.
     monkeypatch.setenv("SSL_CERT_FILE", os.devnull)
     async with server.serving(tmp_path / "kubeconfig"):
         yield server

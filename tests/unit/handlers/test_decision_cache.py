@@ -76,7 +76,7 @@ def test_changed_inputs_are_decided_again(changes: dict[str, Any]) -> None:
     assert ask(cache, **changes).outcome is not before.outcome
 
 
-def test_another_choice_of_a_policy_is_decided_again() -> None:
+def test_changed_choice_of_a_policy_causes_a_new_decision() -> None:
     """The generation and the spec as written stay the same."""
     cache = DecisionCache()
     owner = replace(parse_deployment(parent(pair_70b())), by_policy=True)

@@ -134,7 +134,7 @@ class TestResync:
         await begin_watch(state, POD)
         assert [pod["metadata"]["name"] for pod in state.cache.children_of(LLAMA, POD.kind)] == ["comes", "stays"]
 
-    async def test_list_that_fails_when_a_watch_begins_is_repeated(
+    async def test_failed_list_at_the_start_of_a_watch_is_retried(
         self, api: ApiServer, state: OperatorState, rounds: Rounds
     ) -> None:
         api.create(POD, labelled("goes"))
@@ -145,7 +145,7 @@ class TestResync:
         api.refusals[lists] = (500, "etcd is slow")
         await begin_watch(state, POD)
         api.refusals.clear()
-        assert state.cache.children_of(LLAMA, POD.kind), "it is tried again"
+        assert state.cache.children_of(LLAMA, POD.kind), "a failed list removes nothing"
         await rounds.go(3)
         assert not state.cache.children_of(LLAMA, POD.kind)
         api.requests.clear()

@@ -30,7 +30,7 @@ def line(kind: str, body: Body) -> bytes:
 
 
 async def answered(objects: WatchedObjects, text: bytes, path: str = "") -> tuple[Any, list[Any]]:
-    """Return what kopf gets of an answer: as JSON if there is a path, or as the lines of a watch."""
+    """Return what kopf gets of a response: JSON for a list at ``path``, or the events of a watch."""
 
     async def answer(_: web.Request) -> web.Response:
         return web.Response(body=text)
@@ -61,7 +61,7 @@ SERVICE: Final = Resource("v1", "Service", "services")
 
 
 def watched(handled: Handled, *known: str, begun: Begun | None = None) -> WatchedObjects:
-    """Return the objects of Services, of which those with known names are left out."""
+    """Return WatchedObjects for Services that skips events of the ``known`` names."""
 
     def is_known(_: str, body: Body) -> bool:
         return body["metadata"]["name"] in known
@@ -85,7 +85,7 @@ async def test_kopf_gets_a_bookmark_in_place_of_an_event(type_: str) -> None:
     assert handled == [(type_, first), ("ADDED", second)]
 
 
-async def test_known_version_of_an_event_is_left_out() -> None:
+async def test_event_with_a_known_version_is_skipped() -> None:
     handled: Handled = []
     events = await watch(watched(handled, "known"), line("MODIFIED", service("known", 8)))
     assert (events, handled) == ([bookmark(8)], [])

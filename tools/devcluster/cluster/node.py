@@ -156,7 +156,7 @@ def _kubelet_config(state: Path, settings: Settings, cgroup: str) -> dict[str, o
         "resolvConf": str(state / "config" / "resolv.conf"),
         "volumePluginDir": str(state / "flex-volumes"),
         "nodeStatusUpdateFrequency": "4s",
-        # A changed ConfigMap comes to a running pod with its next sync, by default once a minute.
+        # The kubelet updates ConfigMaps in a running pod when it syncs the pod, by default once a minute.
         "syncFrequency": "10s",
     }
 
