@@ -392,6 +392,15 @@ def read_answer(text: bytes, is_known: Callable[[dict[str, Any]], bool] | None =
     return {**read, "items": items, **({} if is_known is None else {"known": known})}
 
 
+def kind_of_list(text: bytes) -> str:
+    """Return the kind of the objects of a list; empty for any other response."""
+    try:
+        kind = _decoded(in_unicode(text), _List).kind
+    except ValueError:  # not JSON
+        return ""
+    return kind.removesuffix("List") if kind.endswith("List") else ""
+
+
 _NEW_VERSIONS: Final = ("ADDED", "MODIFIED")
 """Types of events with the latest version of an object."""
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Final
 from urllib.parse import urlsplit
@@ -30,7 +30,7 @@ from specdecode_operator.cluster.drift import with_fields_taken_over
 from specdecode_operator.cluster.events import EventQueue
 from specdecode_operator.cluster.resources import EVENT, POD, Resource, written_resource
 from specdecode_operator.redaction import clip
-from specdecode_operator.untrusted import mapping, objects, read_answer
+from specdecode_operator.untrusted import mapping, read_answer
 
 
 class ClusterError(Exception):
@@ -190,8 +190,6 @@ _MESSAGE_LIMIT = 500
 _TRIES = 5
 _PAGE = 100
 """Objects in a page of a list; some megabytes of plans."""
-_FEW: Final = 10
-"""Most objects to request one by one, which takes about as long as a page of full objects."""
 
 _WAITS_S = (0.2, 0.8)
 """Before the second and the third try; after that the queue backs off."""
@@ -297,26 +295,21 @@ class Cluster:
         """Yield the pages of a list, because one response with thousands of objects takes much memory.
 
         ``is_known`` is called with each object's metadata. Of known objects only the UID is parsed. With
-        ``few_are_new``, the first request of each page returns only metadata. Unknown objects are then requested one by
-        one, or as a full page if there are more than `_FEW`.
+        ``few_are_new``, the API server sends only metadata, and each of the other objects is requested.
         """
         request = _Request("GET", resource, namespace, accept=_METADATA if few_are_new else _JSON)
-        in_full = replace(request, accept=_JSON)
         query = {"limit": str(_PAGE)}
         query |= {"labelSelector": label_selector} if label_selector else {}
         query |= {"fieldSelector": f"metadata.name={name}"} if name else {}
         while True:
             answer = await self._send(request, query=query, is_known=is_known)
-            are_few_new = few_are_new and len(objects(answer, "items")) <= _FEW
-            if few_are_new and not are_few_new:
-                answer = await self._send(in_full, query=query, is_known=is_known)
             metadata = mapping(answer, "metadata")
             version, more = str(metadata.get("resourceVersion")), metadata.get("continue")
             is_endless = more and more == query.get("continue")
             if not isinstance(answer.get("items"), list) or not version.isdecimal() or is_endless:
                 raise ClusterError(f"{request}: the response of the API server is not a list, or has no end")
             bodies = answer["items"]
-            if are_few_new:
+            if few_are_new:
                 bodies = [whole for each in bodies async for whole in self._listed(resource, label_selector, each)]
             yield Page(bodies, answer.get("known", ()), int(version))
             if not more:

@@ -50,7 +50,6 @@ from specdecode_operator.cluster.resources import (
     SHARED_CONFIG_MAPS,
     SPECDECODE_DEPLOYMENT,
     WATCHED,
-    Resource,
 )
 from specdecode_operator.deployment.live_recorder import is_recorder
 from specdecode_operator.deployment.requeue import Requeue
@@ -151,8 +150,8 @@ class OperatorState:
         self.cache = Cache()
         self.progress = WatchProgress(by_namespace=bool(self.namespaces))
         self.cache.on_seen = self.progress.knows
-        resources = (NODE, *WATCHED, *OUR_KINDS.values())
-        self.objects = WatchedObjects(resources, self._begin_watch, self._has_written, self.handle)
+        kinds = {each.kind for each in (NODE, *WATCHED, *OUR_KINDS.values())}
+        self.objects = WatchedObjects(kinds, self._has_listed, self._has_written, self.handle)
         self.time = ServerTime()
         self.queue = WorkQueue()
         self.queue.is_open = leadership is None
@@ -160,8 +159,6 @@ class OperatorState:
         self.relist = Relist(self.cache, self.namespaces, nodes, self.queue.add_calmly)
         self.turns = ResyncOrder(RESYNC_S)
         self.metrics = OperatorMetrics(self.cache, self.settings.reconciles_told_from_s)
-        self._cluster: Cluster | None = None
-        """None before all kinds are listed, and after `stop`."""
         self._tasks: list[asyncio.Task[None]] = []
         self.settled = set[Key]()
         """Objects that an earlier process has settled, and that this one has not reconciled."""
@@ -190,7 +187,6 @@ class OperatorState:
         if not self.namespaces:
             await claims.look()
         await self.relist.everything(cluster)
-        self._cluster = cluster
         settings = replace(self.settings, operator_image=await own_image(cluster))
         reconcilers = Reconcilers(cluster, self.cache, probe, self.metrics, settings)
         snapshot = Snapshot(cluster, settings.lease, self.cache, settings) if settings.lease else None
@@ -213,7 +209,6 @@ class OperatorState:
 
     async def stop(self) -> None:
         """Stop the work, release claims and Lease, and close all connections; idempotent."""
-        self._cluster = None
         if self._next_beat is not None:
             self._next_beat.cancel()
         tasks, self._tasks = self._tasks, []
@@ -240,21 +235,22 @@ class OperatorState:
         if min(self.queue.longest_wait_s(), self.queue.idle_s()) > _STUCK_S:
             raise OperatorStuckError(f"the work queue has made no progress for more than {_STUCK_S:.0f} s")
 
-    async def _begin_watch(self, resource: Resource, namespace: str, version: int) -> None:
-        """List a kind whose watch begins, because a watch does not report earlier changes and deletions."""
-        self._delivered(resource.kind, {"metadata": {"namespace": namespace, "resourceVersion": str(version)}})
-        if self._cluster is None:  # Not started, or stopped
-            return
-        try:
-            await self.relist.list_kind(self._cluster, resource, namespace)
-        except ClusterError as error:
-            _logger.warning("listing failed, will retry: %s", error)
-
-    def _delivered(self, kind: str, body: Body) -> None:
-        """Record the version that a watch has delivered."""
+    def watch_brings(self, kind: str, body: Body, *, is_listed: bool) -> None:
+        """Record that a watch works; ``is_listed`` if it restarted with a list, which lacks deleted objects."""
         self.progress.brings(kind, body)
         if kind in OUR_KINDS:
             self.relist.watched.add(kind)
+        if is_listed:
+            self.relist.due.add(kind)
+
+    def _has_listed(self, kind: str, body: Body) -> bool:
+        """Return whether the cache has an object of a list that kopf requested."""
+        if kind == NODE.kind:
+            return False
+        is_known = self.cache.knows_parent(kind, body) if kind in OUR_KINDS else self.cache.knows(kind, body)
+        if is_known:
+            self.watch_brings(kind, body, is_listed=True)
+        return is_known
 
     def _has_written(self, kind: str, body: Body) -> bool:
         """Return whether an event shows a version that the cache has, usually from the response to a write.
@@ -262,22 +258,25 @@ class OperatorState:
         What follows from the version is queued.
         """
         if kind == deployment.KIND and self.cache.knows_parent(kind, body):
-            self._delivered(kind, body)
+            self.watch_brings(kind, body, is_listed=False)
             metadata = body["metadata"]
             # The operator wrote the status, so only others may act on it.
             self.add_runs(Key(metadata["namespace"], metadata["name"]), self.queue.add_soon)
             return True
         if kind in (NODE.kind, *OUR_KINDS) or _may_be_shared(kind, body) or not self.cache.knows(kind, body):
             return False
-        self._delivered(kind, body)
-        self._add_owners([self.cache.owner(kind, body)])
+        self.watch_brings(kind, body, is_listed=False)
+        self.add_owners([self.cache.owner(kind, body)], is_listed=False)
         return True
 
-    def handle(self, type_: str, body: Body) -> None:
-        """Update the cache for the object of an event, and queue the objects that depend on it."""
+    def handle(self, type_: str | None, body: Body) -> None:
+        """Update the cache for an object, and queue the objects that depend on it.
+
+        ``type_`` is the event type, or None for an object of a list that kopf requested.
+        """
         kind = body["kind"]
         try:
-            self._delivered(kind, body)
+            self.watch_brings(kind, body, is_listed=type_ is None)
             if kind in OUR_KINDS:
                 self._parent_changed(type_, kind, body)
             elif kind == NODE.kind:
@@ -289,7 +288,7 @@ class OperatorState:
             _logger.exception("failed to handle an event of %s", kind)
             self.relist.due.add(kind)
 
-    def _parent_changed(self, type_: str, kind: str, body: Body) -> None:
+    def _parent_changed(self, type_: str | None, kind: str, body: Body) -> None:
         """Store or drop an object of ours, and queue it and the objects that may wait for it.
 
         A deleted object is queued too, so that its reconciler drops its state.
@@ -299,34 +298,37 @@ class OperatorState:
             self.queue.forget(key)
         else:
             key = self.cache.put_parent(kind, body)
-        self.queue.add(key)
+        # A listed object is not urgent, because it may be unchanged.
+        ask = self.queue.add_calmly if type_ is None else self.queue.add
+        ask(key)
         spec = body.get("spec") or {}
         if kind == deployment.KIND:
-            self.add_runs(key, self.queue.add)
+            self.add_runs(key, ask)
         elif name := spec.get("deployment"):
-            self.add_related(Key(key.namespace, str(name)), self.queue.add)
+            self.add_related(Key(key.namespace, str(name)), ask)
         if kind == capture.KIND and borrows(spec):
             self.add_keeping_captures()  # They wait while engines have lent GPUs or need them back.
 
-    def _node_changed(self, type_: str, body: Body) -> None:
+    def _node_changed(self, type_: str | None, body: Body) -> None:
         """Queue all deployments if the GPUs of the cluster changed."""
         if self.cache.drop_node(body) if type_ == "DELETED" else self.cache.put_node(body):
             self.add_all()
 
-    def _child_changed(self, type_: str, kind: str, body: Body) -> None:
-        self._add_owners([self.cache.drop(kind, body)] if type_ == "DELETED" else self.cache.put(kind, body))
+    def _child_changed(self, type_: str | None, kind: str, body: Body) -> None:
+        owners = [self.cache.drop(kind, body)] if type_ == "DELETED" else self.cache.put(kind, body)
+        self.add_owners(owners, is_listed=type_ is None)
         if _may_be_shared(kind, body) and (type_ == "DELETED" or not is_recorder(body)):
             self.add_all(body["metadata"]["namespace"])
 
-    def _add_owners(self, owners: Iterable[Key | None]) -> None:
+    def add_owners(self, owners: Iterable[Key | None], *, is_listed: bool) -> None:
         """Queue the owners of a child or a pod."""
         for key in owners:
             if key is None or self.cache.parent(key) is None:
                 continue
             if key.kind == deployment.KIND:
-                self.add_related(key, self.queue.add_soon)
+                self.add_related(key, self.queue.add_calmly if is_listed else self.queue.add_soon)
             else:
-                self.queue.add(key)
+                (self.queue.add_calmly if is_listed else self.queue.add)(key)
 
     @property
     def namespaces(self) -> tuple[str, ...]:
@@ -464,7 +466,7 @@ class OperatorState:
         loop = asyncio.get_running_loop()
         await self.settings.read_files()
         self._inputs = self._unwatched_inputs()
-        for round_ in itertools.count(1):
+        for round_ in itertools.count():
             await asyncio.sleep(RESYNC_S)
             if self._leads or not self.namespaces:
                 self._add_namespaces(await claims.look())
@@ -486,7 +488,7 @@ class OperatorState:
 
 
 async def on_event(**_: Any) -> None:
-    """Do nothing. kopf watches only kinds that have a handler; `OperatorState.handle` gets their events."""
+    """Do nothing. kopf watches only kinds that have a handler; `OperatorState.handle` gets their objects."""
 
 
 def _may_be_shared(kind: str, body: Body) -> bool:
@@ -568,8 +570,7 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = 310
     settings.watching.connect_timeout = 30
-    # Pages are small, because only the version of a list of a watched kind is used. kopf reads CRDs and namespaces.
-    settings.watching.chunk_size = 20
+    settings.watching.chunk_size = 100  # A chunk is in memory as text and as parsed values.
     settings.watching.reconnect_backoff = 1.0
     settings.networking.request_timeout = 30
     settings.networking.error_backoffs = _Backoffs()

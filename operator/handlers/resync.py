@@ -69,10 +69,10 @@ class Relist:
         self._lists = Lists(cache, namespaces, ask)
         self.has_listed = self._lists.has_listed
         self.watched: set[str] = set()
-        """Kinds of ours whose watch has begun. The rest of our kinds are listed in each round, because kopf may miss a
-        CRD that is created after its start, if the API server announces the CRD before serving it."""
+        """Kinds whose watch has delivered an object. Other kinds are listed: kopf may miss a CRD that is created after
+        its start, if the API server announces the CRD before serving it."""
         self.due: set[str] = set()
-        """Kinds to list in the next round: all of them, or those of failed lists and of events that were not handled."""
+        """Kinds to list in the next round, because a watch that restarts does not report deleted objects."""
         self._put_off: set[str] = set()
         """Kinds whose list failed. The other kinds are listed first, because a list may take 30 s to fail."""
         self._reported_skews: set[str] = set()
@@ -82,7 +82,7 @@ class Relist:
         """StorageClasses for warnings of the webhook; None while they are unknown."""
 
     async def everything(self, cluster: Cluster) -> None:
-        """List all kinds at the start, and periodically, in case an event was missed.
+        """List all kinds at the start, and periodically, because a watch that restarts misses deletions.
 
         At the start, watches deliver kinds in any order, so a serving object might seem to lack nodes and engines.
         """
@@ -98,7 +98,7 @@ class Relist:
         await self._list_devices(cluster)
 
     async def in_round(self, number: int, cluster: Cluster) -> None:
-        """List the kinds that are due in a round."""
+        """List the kinds that are due in a round; all kinds in round 0, because watches start after the first lists."""
         if number % _ROUNDS_TO_RETRY == 0:
             self.due |= self._put_off
             self._put_off.clear()
@@ -115,24 +115,20 @@ class Relist:
             is_watched = resource.kind in self.watched if resource in _OUR_KINDS else resource not in OPTIONAL
             if is_watched and resource.kind not in self.due:
                 continue
-            # Before the list, because the handling of an event may fail meanwhile and add the kind again.
-            self.due.discard(resource.kind)
-            await self.list_kind(cluster, resource)
+            self.due.discard(resource.kind)  # Before the list, because its watch may restart meanwhile.
+            try:
+                await self._list(cluster, resource)
+            except ClusterError:
+                self._put_off.add(resource.kind)
+                raise
 
-    async def list_kind(self, cluster: Cluster, resource: Resource, namespace: str = "") -> None:
-        """List one kind, in one namespace or in all served ones. If the list fails, a later round retries it."""
-        try:
-            await self._list(cluster, resource, namespace)
-        except ClusterError:
-            self._put_off.add(resource.kind)
-            raise
-
-    async def _list(self, cluster: Cluster, resource: Resource, namespace: str) -> None:
+    async def _list(self, cluster: Cluster, resource: Resource) -> None:
+        """List one kind, and queue the objects to reconcile."""
         if resource == NODE:
             await self._list_nodes(cluster)
             return
         try:
-            await self._lists.update(cluster, resource, namespace)
+            await self._lists.update(cluster, resource)
         except (NotFoundError, ForbiddenError) as error:
             if resource in OPTIONAL:
                 self._cache.optional_kinds -= {resource.kind}  # It may be installed at any time.
@@ -210,10 +206,8 @@ class Lists:
         """Return whether the cache holds a complete list of a kind in a namespace."""
         return not self._listed.isdisjoint({(resource, namespace), (resource, None)})
 
-    async def update(self, cluster: Cluster, resource: Resource, namespace: str = "") -> None:
+    async def update(self, cluster: Cluster, resource: Resource) -> None:
         """List a kind and report changed or deleted parents, or the owners of changed or deleted children and pods.
-
-        ``namespace`` limits the list to one of the served namespaces.
 
         Raises
         ------
@@ -224,8 +218,7 @@ class Lists:
         knows, retain = (cache.knows_parent, cache.retain_parents) if is_ours else (cache.knows, cache.retain)
         selector = None if is_ours else OWNED_SELECTOR
         errors: dict[str | None, ForbiddenError] = {}
-        places = (namespace,) if namespace else self._places
-        for place in places:
+        for place in self._places:
             present, versions = [], []
             few_are_new = (resource, place) in self._listed
             pages = cluster.pages(
@@ -245,8 +238,8 @@ class Lists:
                 self._report(resource, retain(kind, present, min(versions), place))
                 self._skipped.discard((resource, place))
                 self._listed.add((resource, place))
-        if len(errors) == len(places):
-            raise errors[places[0]]
+        if len(errors) == len(self._places):
+            raise errors[self._places[0]]
         for place, denied in errors.items():
             if (resource, place) not in self._skipped:
                 self._skipped.add((resource, place))

@@ -1,23 +1,19 @@
-"""Decode the events of kopf's watches, and handle them without kopf.
+"""Decode the objects of kopf's lists and watches, and handle them without kopf.
 
 kopf would decode each event with Python's json module, keep state for each object and start a task for each event.
-Here, msgspec decodes objects within limits of size and depth, and kopf gets a bookmark in place of each event. Events
-with a version that the cache already has are skipped. They follow the operator's own writes, and are half of all events
-while objects are created.
-
-kopf lists a kind before it watches it. Only the version of that list is used. The operator lists the kind itself,
-because for known objects it needs only their metadata.
+Here, msgspec decodes objects within limits of size and depth, and kopf gets empty lists, and a bookmark in place of
+each event. Objects that the cache already has are skipped: after a restart, nearly all objects of the lists, and later
+the events that follow the operator's own writes, which are half of all events while objects are created.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any, Final
 
 import aiohttp
 import msgspec
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.cluster.resources import Resource
-from specdecode_operator.untrusted import read_answer, read_event
+from specdecode_operator.untrusted import kind_of_list, read_answer, read_event
 
 _ERROR: Final = b'{"type":"ERROR"'
 _RELIST: Final = b'{"type":"ERROR","object":{"code":410}}'
@@ -25,22 +21,21 @@ _RELIST: Final = b'{"type":"ERROR","object":{"code":410}}'
 
 
 class WatchedObjects:
-    """Passes the events of some kinds to the operator instead of kopf.
+    """Passes the objects of some kinds to the operator instead of kopf.
 
-    ``begin`` is called before a watch begins, with its resource, namespace and version. The namespace is empty for the
-    whole cluster. ``is_own`` is called with kind and metadata of each ADDED or MODIFIED event, and returns whether to
-    skip the event. ``handle`` is called with type and object of each remaining event.
+    ``is_listed`` is called with kind and metadata of each object of a list, and returns whether to skip the object.
+    ``is_own`` does the same for each ADDED or MODIFIED event. ``handle`` is called with type and object of each
+    remaining event, and with None and each remaining object of a list.
     """
 
     def __init__(
         self,
-        resources: Collection[Resource],
-        begin: Callable[[Resource, str, int], Awaitable[None]],
+        kinds: Collection[str],
+        is_listed: Callable[[str, Body], bool],
         is_own: Callable[[str, Body], bool],
-        handle: Callable[[str, Body], None],
+        handle: Callable[[str | None, Body], None],
     ) -> None:
-        self._resources, self._begin, self._is_own, self._handle = resources, begin, is_own, handle
-        self._kinds = frozenset(each.kind for each in resources)
+        self._kinds, self._is_listed, self._is_own, self._handle = kinds, is_listed, is_own, handle
         self._skipped: Body = {}
         """Latest object of an event that was skipped."""
 
@@ -55,25 +50,19 @@ class WatchedObjects:
                 return self
 
             async def json(self, **_: Any) -> Any:
-                return await read_list(self.url.path, await self.read())
+                return read_list(await self.read())
 
         return Response
 
-    async def _list(self, path: str, text: bytes) -> Any:
-        """Return the JSON of a response; for a list of a watched kind, an empty list with the version."""
-        before, _, after = path.partition("/namespaces/")
-        namespace, _, plural = after.partition("/")
-        place = f"{before}/{plural}" if plural else path
-        # The path of the API server may have a prefix.
-        resource = next((each for each in self._resources if place.endswith(each.path())), None)
-        if resource is None:
+    def _list(self, text: bytes) -> Any:
+        """Return the JSON of a response; a list of a watched kind without its objects."""
+        kind = kind_of_list(text)
+        if kind not in self._kinds:
             return read_answer(text)
-        answer = read_answer(text, lambda _: True)
-        if "items" not in answer:  # an error
-            return answer
-        version = answer["metadata"]["resourceVersion"]
-        await self._begin(resource, namespace if plural else "", int(version))
-        return {"metadata": {"resourceVersion": version}, "items": []}
+        answer = read_answer(text, lambda body: self._is_listed(kind, body))
+        for body in answer["items"]:
+            self._handle(None, {**body, "kind": kind, "apiVersion": answer["apiVersion"]})
+        return {**answer, "items": []}
 
     def _line(self, line: bytes) -> bytes:
         """Return a line of a watch for kopf: a bookmark in place of an event of a watched kind."""

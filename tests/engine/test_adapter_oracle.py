@@ -2,8 +2,8 @@
 
 vLLM's own manager wraps the layers of models on the meta device (see adapter_oracle.py), for tensor parallelism,
 pipeline stages, restricted layers, fully sharded adapters, and experts that are spread or stored as one. The normal run
-compares the first layers of each model, because vLLM takes 10 ms to build a layer. `./just test-all` compares all layers,
-too.
+compares the first layers of each model, because vLLM takes 10 ms to build a layer. `./just test-all` also compares
+whole models.
 """
 
 import json

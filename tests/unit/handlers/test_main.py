@@ -173,8 +173,8 @@ async def state() -> OperatorState:
     """An operator that knows two deployments, one in another namespace, and a capture of the first."""
     state = OperatorState()
     for each in (body("llama"), body("other"), body("llama", namespace="elsewhere")):
-        state.handle("ADDED", typed(each, deployment.KIND))
-    state.handle("ADDED", typed(demo(), capture.KIND))
+        state.handle(None, typed(each, deployment.KIND))
+    state.handle(None, typed(demo(), capture.KIND))
     assert await looked_at(state) == [LLAMA, OTHER, Key("elsewhere", "llama"), DEMO]
     return state
 
@@ -257,8 +257,8 @@ class TestObjects:
                 done.set()
 
         state.queue = WorkQueue(workers=1, gather_s=0)
-        state.queue.add_calmly(LLAMA)
-        state.handle("ADDED", typed(labelled("other-1", deployment="other"), "Service"))
+        for type_, name in ((None, "llama"), ("ADDED", "other")):
+            state.handle(type_, typed(labelled(f"{name}-1", deployment=name), "Service"))
         task = asyncio.create_task(state.queue.run(work))
         async with asyncio.timeout(DEADLINE_S):
             await done.wait()

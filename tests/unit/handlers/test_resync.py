@@ -1,6 +1,5 @@
 """Resync: full lists, namespaces, turns of objects, stalled watches and CRD versions."""
 
-import json
 import logging
 from collections.abc import AsyncIterator
 from itertools import pairwise
@@ -41,19 +40,11 @@ from tests.support.objects import Body, pair_70b, tiny_cpu
 from tests.unit.cluster.test_cache import body, versions
 from tests.unit.handlers.resync_rounds import LLAMA, Rounds, add, add_node, reason, stop
 from tests.unit.handlers.test_leadership import Clock
-from tests.unit.handlers.test_watched_objects import answered
 
 
 def labelled(name: str) -> Body:
     """A pod of the object."""
     return {"metadata": {"namespace": "team", "name": name, "labels": child_labels(LLAMA)}}
-
-
-async def begin_watch(state: OperatorState, resource: Resource, namespace: str = "") -> None:
-    """Give the operator the list with which kopf begins a watch."""
-    version = str(10**6)
-    text = json.dumps({"kind": f"{resource.kind}List", "metadata": {"resourceVersion": version}, "items": []})
-    await answered(state.objects, text.encode(), resource.path(namespace))
 
 
 class TestResync:
@@ -118,58 +109,38 @@ class TestResync:
         assert len(state.cache.nodes()) == len(state.cache.children_of(LLAMA, POD.kind)) == 1
         for resource, name in ((SPECDECODE_DEPLOYMENT, "llama"), (POD, "p"), (NODE, "n")):
             api.remove(resource, name)
-        await rounds.go(18)
+        await rounds.go(19)
         assert LLAMA in state.cache.parents(), "no full list yet"
         await rounds.go()
         assert state.cache.parents() == (Key("team", "stays"),)
         assert state.cache.nodes() == ()
         assert state.cache.children_of(LLAMA, POD.kind) == []
 
-    async def test_changes_before_a_watch_begins_are_found(self, api: ApiServer, state: OperatorState) -> None:
-        for name in ("goes", "stays"):
-            api.create(POD, labelled(name))
-        await state.start()
-        api.remove(POD, "goes")
-        api.create(POD, labelled("comes"))
-        await begin_watch(state, POD)
-        assert [pod["metadata"]["name"] for pod in state.cache.children_of(LLAMA, POD.kind)] == ["comes", "stays"]
-
-    async def test_failed_list_at_the_start_of_a_watch_is_retried(
+    async def test_deletions_before_a_watch_restart_are_found_in_the_next_round(
         self, api: ApiServer, state: OperatorState, rounds: Rounds
     ) -> None:
-        api.create(POD, labelled("goes"))
+        """kopf lists then, which tells of nothing that is no longer there."""
+        pods = [api.create(POD, labelled(name)) for name in ("goes", "stays")]
         await state.start()
         await rounds.go()
         api.remove(POD, "goes")
+        state.handle(None, {"kind": POD.kind, **pods[1]})
         lists = f"list {POD.qualified_plural}"
         api.refusals[lists] = (500, "etcd is slow")
-        await begin_watch(state, POD)
+        await rounds.go()
         api.refusals.clear()
-        assert state.cache.children_of(LLAMA, POD.kind), "a failed list removes nothing"
+        assert len(state.cache.children_of(LLAMA, POD.kind)) == 2, "it is tried again"
         await rounds.go(3)
-        assert not state.cache.children_of(LLAMA, POD.kind)
+        assert [pod["metadata"]["name"] for pod in state.cache.children_of(LLAMA, POD.kind)] == ["stays"]
         api.requests.clear()
         await rounds.go()
         assert lists not in api.requests, "once is enough"
 
-    async def test_watch_in_a_namespace_causes_a_list_of_that_namespace(self, api: ApiServer, rounds: Rounds) -> None:
-        state = OperatorState(Settings(namespaces=NAMESPACES))
-        try:
-            await state.start()
-            api.create(POD, labelled("comes"))
-            api.requests.clear()
-            await begin_watch(state, POD, "team")
-            assert [pod["metadata"]["name"] for pod in state.cache.children_of(LLAMA, POD.kind)] == ["comes"]
-            assert api.requests.count(f"list {POD.qualified_plural}") == 2, "one of metadata, and one of the new pod"
-        finally:
-            await stop(state)
-
-    async def test_failed_event_during_a_list_causes_another_list(
+    async def test_watch_restart_during_a_list_causes_another_list(
         self, api: ApiServer, state: OperatorState, rounds: Rounds
     ) -> None:
         lists = f"list {POD.qualified_plural}"
         await state.start()
-        state.relist.due.add(POD.kind)
         api.before[lists] = lambda: state.relist.due.add(POD.kind)
         await rounds.go()
         api.requests.clear()
@@ -183,7 +154,7 @@ class TestResync:
         api.refusals[f"list {CONFIG_MAP.qualified_plural}"] = (500, "etcd is slow")
         add(api)
         api.create(POD, labelled("p"))
-        await rounds.go(24)
+        await rounds.go(4)
         assert LLAMA in state.cache.parents()
         assert state.cache.children_of(LLAMA, POD.kind), "and what the full list missed is listed, too"
 
