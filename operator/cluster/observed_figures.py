@@ -52,8 +52,7 @@ class KeptFigures:
 
     @shown.setter
     def shown(self, figures: FiguresStatus | None) -> None:
-        shown = None if figures is None else figures.model_dump_json(by_alias=True, exclude_unset=True).encode()
-        self._shown = shown
+        self._shown = None if figures is None else figures.model_dump_json(by_alias=True, exclude_unset=True).encode()
 
 
 class FiguresReader:

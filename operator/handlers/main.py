@@ -636,6 +636,7 @@ _GARBAGE_THRESHOLDS = (700, 10, 100)
 operator for 0.25 s each, and took a fifth of the CPU time of an idle one (Python 3.11)."""
 
 _ROUNDS_TO_TRIM: Final = 4
+"""Rounds of the resync from one return of free memory to the next: a minute."""
 _TRIM: Final = getattr(ctypes.CDLL(None), "malloc_trim", None)
 """None without glibc."""
 
