@@ -768,8 +768,7 @@ class Collection:
                 self._fail(error)
         if peer.file is not None and data:
             try:
-                # In a thread, so that a slow volume delays only this connection.
-                await asyncio.to_thread(_write_all, peer.file, data)
+                await _in_thread(peer.file, lambda file: _write_all(file, data))
             except OSError as error:
                 self._fail(error)
 
@@ -794,7 +793,7 @@ class Collection:
             for peer in self._open_peers():
                 if peer.file is not None:
                     try:
-                        await asyncio.to_thread(os.fsync, peer.file)
+                        await _in_thread(peer.file, os.fsync)
                     except OSError as error:
                         self._fail(error)
 
@@ -816,6 +815,20 @@ class Collection:
                 "eta_s": None if left_s is None else round(max(0.0, left_s), 1),
             }
             print_line(msgspec.json.encode(line).decode())
+
+
+async def _in_thread(file: int, work: Callable[[int], None]) -> None:
+    """Work on a file in a thread, so that a slow volume delays only this connection."""
+    # The thread has its own descriptor: the connection may end, and close the file, before the work is done.
+    own = os.dup(file)
+
+    def work_and_close() -> None:
+        try:
+            work(own)
+        finally:
+            os.close(own)
+
+    await asyncio.to_thread(work_and_close)
 
 
 def _write_all(file: int, data: bytes) -> None:

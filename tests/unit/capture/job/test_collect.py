@@ -4,6 +4,7 @@ import errno
 import os
 import signal
 import stat
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -913,6 +914,38 @@ class TestVolume:
                 await peer.send(*played.recorded)
                 failure = await running.failure()
         assert failure.reason == reason
+
+    async def test_connection_may_end_while_its_segment_is_flushed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        flush, is_flushing, has_ended, flushed = os.fsync, threading.Event(), threading.Event(), threading.Event()
+
+        def slow(file: int) -> None:
+            if threading.current_thread() is threading.main_thread():
+                flush(file)
+                return
+            is_flushing.set()
+            try:
+                assert has_ended.wait(60)
+                flush(file)
+            finally:
+                flushed.set()
+
+        async with collector(environment(tmp_path, ["a"])) as running:
+            joined = await armed(running, PlayedPod("a"))
+            await send_all(running, joined)
+            monkeypatch.setattr(os, "fsync", slow)
+            running.advance(collect._SYNC_EVERY_S)
+            await running.until(is_flushing.is_set, "a flush")
+            await joined[0][0].close()
+            await running.until(lambda: running.connected("a") == 0, "the end of the connection")
+            has_ended.set()
+            await running.until(flushed.is_set, "the end of the flush")
+            again = await armed(running, PlayedPod("a"))
+            await again[0][0].send(*again[0][1].recorded)
+            await running.received(2 * (2 + len(again[0][1].recorded)))
+            published = await end(running, again)
+        assert [each.pod for each in live_of(published).lost] == ["a"]
 
     async def test_segment_that_cannot_be_created_fails_capture(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
