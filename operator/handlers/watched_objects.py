@@ -6,6 +6,8 @@ each event. Objects that the cache already has are skipped: after a restart, nea
 the events that follow the operator's own writes, which are half of all events while objects are created.
 """
 
+import json
+import logging
 from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any, Final
 
@@ -14,6 +16,8 @@ import msgspec
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.untrusted import kind_of_list, read_answer, read_event
+
+_logger = logging.getLogger(__name__)
 
 _ERROR: Final = b'{"type":"ERROR"'
 _RELIST: Final = b'{"type":"ERROR","object":{"code":410}}'
@@ -50,7 +54,21 @@ class WatchedObjects:
                 return self
 
             async def json(self, **_: Any) -> Any:
-                return read_list(await self.read())
+                # A proxy may send an error page, even with status 200. kopf reads the text of a failed response after
+                # a JSONDecodeError, and lists again after a ClientPayloadError. Other errors would end the operator.
+                answer, problem = None, "not a JSON object"
+                try:
+                    answer = read_list(await self.read())
+                except ValueError as error:
+                    problem = str(error)
+                if isinstance(answer, dict):
+                    return answer
+                if self.ok:
+                    raise aiohttp.ClientPayloadError(f"{self.method} {self.url.path}: {problem}")
+                raise json.JSONDecodeError(problem, "", 0)
+
+            async def text(self, encoding: str | None = None, errors: str = "replace") -> str:
+                return await super().text(encoding, errors)
 
         return Response
 
@@ -60,7 +78,7 @@ class WatchedObjects:
         if kind not in self._kinds:
             return read_answer(text)
         answer = read_answer(text, lambda body: self._is_listed(kind, body))
-        for body in answer["items"]:
+        for body in answer.get("items", ()):
             self._handle(None, {**body, "kind": kind, "apiVersion": answer["apiVersion"]})
         return {**answer, "items": []}
 
@@ -68,7 +86,11 @@ class WatchedObjects:
         """Return a line of a watch for kopf: a bookmark in place of an event of a watched kind."""
         if line.startswith(_ERROR):
             return _RELIST + b"\n"
-        event = read_event(line, self._kinds, self._is_skipped)
+        try:
+            event = read_event(line, self._kinds, self._is_skipped)
+        except ValueError as error:
+            _logger.warning("A watch sent a line that is not an event. Its objects are listed again: %s", error)
+            return _RELIST + b"\n"
         if event is None:
             return _bookmark(self._skipped)
         type_, body = event

@@ -1,11 +1,14 @@
 """Objects of kopf's lists and watches, read from a server of the test."""
 
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
+from kopf._cogs.clients.errors import APIServerError, check_response
 
 from specdecode_operator.handlers.watched_objects import WatchedObjects
 
@@ -28,27 +31,35 @@ def line(kind: str, body: Body) -> bytes:
     return json.dumps({"type": kind, "object": body}, separators=(",", ":")).encode() + b"\n"
 
 
-async def answered(objects: WatchedObjects, text: bytes) -> tuple[Any, list[Any]]:
-    """Return what kopf gets of an answer: as JSON, and as the lines of a watch."""
+@asynccontextmanager
+async def served(objects: WatchedObjects, text: bytes, status: int = 200) -> AsyncIterator[aiohttp.ClientResponse]:
+    """Serve an answer, and yield kopf's response."""
 
     async def answer(_: web.Request) -> web.Response:
-        return web.Response(body=text)
+        return web.Response(body=text, status=status)
 
     app = web.Application()
     app.router.add_get("/", answer)
     runner = web.AppRunner(app)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    address = runner.addresses[0]
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0]
     try:
-        async with aiohttp.ClientSession(response_class=objects.response_class()) as session:
-            async with session.get(f"http://{address[0]}:{address[1]}/") as response:
-                chunks = [chunk async for chunk in response.content.iter_chunked(2**16)]
-            async with session.get(f"http://{address[0]}:{address[1]}/") as response:
-                document = await response.json() if b"\n" not in text else None
+        async with (
+            aiohttp.ClientSession(response_class=objects.response_class()) as session,
+            session.get(f"http://{host}:{port}/") as response,
+        ):
+            yield response
     finally:
         await runner.cleanup()
+
+
+async def answered(objects: WatchedObjects, text: bytes) -> tuple[Any, list[Any]]:
+    """Return what kopf gets of an answer: as JSON, and as the lines of a watch."""
+    async with served(objects, text) as response:
+        chunks = [chunk async for chunk in response.content.iter_chunked(2**16)]
+    async with served(objects, text) as response:
+        document = await response.json() if b"\n" not in text else None
     return document, [json.loads(each) for each in b"".join(chunks).splitlines()]
 
 
@@ -107,6 +118,47 @@ async def test_other_kinds_and_bookmarks_reach_kopf_whole() -> None:
 async def test_error_in_a_watch_makes_kopf_list_again() -> None:
     _, events = await answered(watched([]), line("ERROR", {"code": 500, "message": "etcd"}))
     assert events == [{"type": "ERROR", "object": {"code": 410}}]
+
+
+@pytest.mark.parametrize("text", ["<html>", "[]", "", '{"type":"ADDED"}', '{"type":"ADDED","object":[]}'])
+async def test_line_that_is_not_an_event_makes_kopf_list_again(text: str) -> None:
+    handled: Handled = []
+    _, events = await answered(watched(handled), line("ADDED", service("a", 7)) + text.encode() + b"\n")
+    assert events == [bookmark(7), {"type": "ERROR", "object": {"code": 410}}]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"<html>",
+        b"\xe9",
+        b'"\xff',
+        b"[1]",
+        b"null",
+        b"",
+        b"[" * 5000,
+        b'{"code":' + b"1" * 5000 + b"}",
+        json.dumps({"kind": "Status", "details": {"causes": [{}] * 60_000}}).encode(),
+    ],
+    ids=["page", "latin-1", "not UTF-8", "list", "null", "empty", "deep", "digits", "large"],
+)
+async def test_error_page_is_an_error_that_kopf_retries(text: bytes) -> None:
+    async with served(watched([]), text, status=503) as response:
+        with pytest.raises(APIServerError):
+            await check_response(response)
+
+
+@pytest.mark.parametrize("text", [b"<html>", b"\xe9", b"", b"[]"], ids=["page", "latin-1", "empty", "list"])
+async def test_page_in_place_of_a_list_makes_kopf_list_again(text: bytes) -> None:
+    async with served(watched([]), text) as response:
+        with pytest.raises(aiohttp.ClientPayloadError, match="GET /"):
+            await response.json()
+
+
+async def test_list_without_items_is_empty() -> None:
+    text = json.dumps({"kind": "ServiceList", "apiVersion": "v1", "metadata": {"resourceVersion": "7"}}).encode()
+    document, _ = await answered(watched([]), text)
+    assert document["items"] == []
 
 
 async def test_objects_of_lists_are_handled_unless_they_are_known() -> None:
