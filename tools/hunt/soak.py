@@ -189,7 +189,7 @@ class Slope:
         return abs(self.growth) <= self.margin
 
     def __str__(self) -> str:
-        verdict = "flat" if self.is_flat else "not flat"
+        verdict = "flat" if self.is_flat else "grows" if self.growth > 0 else "falls"
         return f"slope {self.growth:+.1f} ± {self.margin:.1f} MiB/h ({verdict})"
 
 

@@ -7,7 +7,7 @@ import pytest
 from hunt.oracles import ORACLES, judge, lies
 from hunt.records import Call, Life, Record
 from hunt.states import Change, State
-from hunt.steps import Step
+from hunt.steps import Sequence, Step
 from tests.unit.hunt.made_up import (
     GOOD,
     OWNER,
@@ -169,3 +169,11 @@ AVAILABLE = [*summary("False", "True", "False"), condition("Available", "True")]
 )
 def test_false_status_gives_exactly_one_finding(objects: tuple[Body, ...], said: str) -> None:
     assert list(lies(objects)) == [said]
+
+
+@pytest.mark.parametrize(("edits", "oracles"), [(5, set()), (4, {"fresh"})])
+def test_report_of_another_writer_is_expected_after_five_edits(edits: int, oracles: set[str]) -> None:
+    reported = parent([*GOOD[0]["status"]["conditions"], condition("ChildrenInSync", "False", "RepairsUndone")])
+    edited = life((reported, *GOOD[1:]))
+    edited.sequence = Sequence((*edited.sequence.steps, *[Step("drift", number=n) for n in range(edits)]))
+    assert {finding.oracle for finding in judge(record(edited))} == oracles

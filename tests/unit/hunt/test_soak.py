@@ -29,11 +29,16 @@ def test_slope_tells_growth_from_noise(growth_mib: float, is_flat: bool) -> None
     assert slope.is_flat is is_flat
 
 
+def test_falling_memory_is_reported() -> None:
+    samples = [Sample(at, 200 - at / 60, at * 0.1) for at in range(0, 3600, 60)]
+    assert str(slope_per_hour(samples)) == "slope -60.0 ± 0.0 MiB/h (falls)"
+
+
 @pytest.mark.parametrize(
     ("seconds", "said"),
     [
         (180, "no slope: only 3 minutes since the last start; at least 15 needed"),
-        (1800, "slope +60.0 ± 0.0 MiB/h (not flat) in the 30 minutes since the last start"),
+        (1800, "slope +60.0 ± 0.0 MiB/h (grows) in the 30 minutes since the last start"),
     ],
 )
 def test_run_shorter_than_15_minutes_gives_no_slope(seconds: int, said: str) -> None:
