@@ -214,6 +214,7 @@ def _is_ours(entry: Body) -> bool:
 
 
 def _fields(entry: Body) -> Fields:
+    """Return the tree of fields. Trees inside MAX_DEPTH others are null (`read_json`), and stand for empty ones."""
     fields: Fields = entry.get("fieldsV1") or {}
     return fields
 
@@ -232,13 +233,13 @@ def _less(fields: Fields, ours: Fields, left: tuple[str, ...] = ()) -> Fields:
             continue
         if name not in ours and left[:1] != (name,):
             found[name] = value
-        elif rest := _less(value, ours.get(name, {}), left[1:] if left[:1] == (name,) else ()):
+        elif rest := _less(value or {}, ours.get(name) or {}, left[1:] if left[:1] == (name,) else ()):
             found[name] = rest
     return found
 
 
 def _union(one: Fields, other: Fields) -> Fields:
-    return {name: _union(one.get(name, {}), other.get(name, {})) for name in {**one, **other}}
+    return {name: _union(one.get(name) or {}, other.get(name) or {}) for name in {**one, **other}}
 
 
 def _without(fields: Fields, taken: Fields) -> Fields:
@@ -247,6 +248,6 @@ def _without(fields: Fields, taken: Fields) -> Fields:
     for name, value in fields.items():
         if name not in taken:
             found[name] = value
-        elif taken[name] and {*(rest := _without(value, taken[name]))} - {"."}:
+        elif taken[name] and {*(rest := _without(value or {}, taken[name]))} - {"."}:
             found[name] = rest
     return found

@@ -71,6 +71,7 @@ from specdecode_operator.handlers.webhook_certificate import CertificateFolder
 from specdecode_operator.problems import OneLine
 from specdecode_operator.training.observation import read_training
 from specdecode_operator.training.status import training_attention
+from specdecode_operator.untrusted import mapping
 
 IMAGE_VARIABLE = "SPECDECODE_OPERATOR_IMAGE"
 """Environment variable with the operator's image, for use outside a pod or if pods pull it from elsewhere."""
@@ -162,6 +163,8 @@ class OperatorState:
         self._tasks: list[asyncio.Task[None]] = []
         self.settled = set[Key]()
         """Objects that an earlier process has settled, and that this one has not reconciled."""
+        self.may_log_in_s = 0.0
+        """Earliest time of the next login, on the clock of the event loop."""
         self._inputs: object = None
         """Unwatched inputs as of the last resync round; a change queues all deployments."""
         self._last_beat_s = 0.0
@@ -285,11 +288,14 @@ class OperatorState:
                 self._child_changed(type_, kind, body)
         except Exception:
             # kopf would end the operator. The next list reads the object again.
-            _logger.exception("failed to handle an event of %s", kind)
+            metadata = mapping(body, "metadata")
+            _logger.exception(
+                "failed to handle an event of %s %s/%s", kind, metadata.get("namespace"), metadata.get("name")
+            )
             self.relist.due.add(kind)
 
     def _parent_changed(self, type_: str | None, kind: str, body: Body) -> None:
-        """Store or drop an object of ours, and queue it and the objects that may wait for it.
+        """Store or drop a custom resource, and queue it and the objects that may wait for it.
 
         A deleted object is queued too, so that its reconciler drops its state.
         """
@@ -496,7 +502,7 @@ def _may_be_shared(kind: str, body: Body) -> bool:
 
 
 def register_watches(registry: kopf.OperatorRegistry, *, nodes: bool) -> None:
-    """Make kopf watch all kinds that decisions read; nodes only if the operator may list them."""
+    """Make kopf watch custom resources, children and pods, and nodes if the operator may list them."""
     for plural in (deployment.PLURAL, capture.PLURAL, training.PLURAL):
         kopf.on.event(base.GROUP, base.VERSION, plural, registry=registry)(on_event)
     if nodes:
@@ -508,6 +514,10 @@ def register_watches(registry: kopf.OperatorRegistry, *, nodes: bool) -> None:
 
 async def login(memo: OperatorState, **kwargs: Any) -> kopf.AiohttpSession | None:
     """Log in as the pod's service account, or with KUBECONFIG outside a cluster."""
+    # After HTTP 401, kopf logs in again at once, even if the new session gets it, too.
+    loop = asyncio.get_running_loop()
+    await asyncio.sleep(memo.may_log_in_s - loop.time())
+    memo.may_log_in_s = loop.time() + _RETRY_S
     info = kopf.login_with_service_account(**kwargs)
     if info is not None:
         # Use the address, as client libraries do, because kopf's host name needs a cluster DNS.

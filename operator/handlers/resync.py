@@ -226,10 +226,7 @@ class Lists:
             )
             try:
                 async for page in pages:
-                    news = [
-                        [cache.put_parent(kind, body)] if is_ours else cache.put(kind, body) for body in page.bodies
-                    ]
-                    self._report(resource, chain.from_iterable(news))
+                    self._report(resource, chain.from_iterable(self._put(kind, body) for body in page.bodies))
                     present += [*page.known, *(body["metadata"]["uid"] for body in page.bodies)]
                     versions.append(page.version)
             except ForbiddenError as error:
@@ -244,6 +241,15 @@ class Lists:
             if (resource, place) not in self._skipped:
                 self._skipped.add((resource, place))
                 _logger.warning("namespace %s is skipped: %s", place, denied)
+
+    def _put(self, kind: str, body: Body) -> Sequence[Key]:
+        """Cache an object, and return the objects that it affects. One that fails must not end the list."""
+        try:
+            return [self._cache.put_parent(kind, body)] if kind in OUR_KINDS else self._cache.put(kind, body)
+        except Exception:
+            metadata = body["metadata"]
+            _logger.exception("failed to read %s %s/%s", kind, metadata.get("namespace"), metadata.get("name"))
+            return ()
 
     def _report(self, resource: Resource, keys: Iterable[Key]) -> None:
         for key in dict.fromkeys(keys):

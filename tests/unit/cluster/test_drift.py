@@ -1,6 +1,7 @@
 """Fields that other managers own, how drift is named, and how often it is repaired."""
 
 import copy
+import json
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from specdecode_operator.cluster.drift import (
     without_kept_fields,
 )
 from specdecode_operator.handlers.apply_children import Repairs
+from specdecode_operator.untrusted import read_json
 from tests.support.objects import Body
 
 ENGINE = 'k:{"name":"engine"}'
@@ -196,3 +198,15 @@ def test_owner_references_count_as_drift_and_annotations_do_not() -> None:
     assert changed_fields(BEFORE, marked) == ""
     owned = {**BEFORE, "metadata": {"ownerReferences": [{"uid": "1"}]}}
     assert changed_fields(BEFORE, owned) == "metadata.ownerReferences"
+
+
+def test_fields_inside_too_many_others_are_ignored() -> None:
+    # Anybody who may edit a child can write such entries for any manager.
+    deep = '{"f:a":' * 200 + "{}" + "}" * 200
+    entries = [entry("specdecode-operator", "DEEP", "Apply"), entry("vim", "DEEP")]
+    body = live()
+    body["metadata"]["managedFields"] = entries
+    body = read_json(json.dumps(body).replace('"DEEP"', deep).encode())
+    assert foreign_entries("Deployment", body["metadata"]) == []
+    assert [each["manager"] for each in with_fields_taken_over(body, set())] == ["specdecode-operator", "vim"]
+    assert without_kept_fields(body, body, {"vim"}) == body

@@ -43,6 +43,7 @@ from specdecode_operator.handlers.main import OperatorState, configure, login
 from specdecode_operator.handlers.queue import WorkQueue
 from tests.support.api_server import ApiServer
 from tests.support.captures import capture_spec
+from tests.support.driven_clock import driven_clock
 from tests.support.embedded_operator import embedded_operator, until
 from tests.support.objects import Body, tiny_cpu
 from tests.support.rights import role_rights
@@ -456,3 +457,21 @@ async def test_deleted_objects_leave_nothing_in_memory(api: ApiServer, monkeypat
             return not keepers()
 
         await until(is_forgotten, lambda: f"still known: {[str(each)[:300] for each in keepers()]}")
+
+
+async def test_login_waits_after_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """kopf logs in again at once after HTTP 401."""
+    account = kopf.ConnectionInfo(server="https://kubernetes.default.svc", token="t")
+    monkeypatch.setattr(kopf, "login_with_service_account", lambda **_: None)
+    monkeypatch.setattr(kopf, "login_with_kubeconfig", lambda **_: account)
+    state = OperatorState()
+    with driven_clock() as clock:
+        first = await login(state)
+        again = asyncio.create_task(login(state))
+        await asyncio.sleep(0)
+        assert not again.done()
+        clock.advance(5)
+        second = await again
+    for found in (first, second):
+        assert found is not None
+        await found.aiohttp_session.close()

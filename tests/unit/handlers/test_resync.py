@@ -334,6 +334,20 @@ async def test_object_created_between_two_pages_is_kept() -> None:
     assert versions(cache, POD.kind) == ["7"]
 
 
+async def test_object_that_cannot_be_read_does_not_hide_others(caplog: pytest.LogCaptureFixture) -> None:
+    unreadable = body("a", 8)
+    unreadable["metadata"] |= {"name": "poison", "uid": "poison", "labels": ["a"]}
+
+    class Paged:
+        async def pages(self, *_: Any, **__: Any) -> AsyncIterator[Page]:
+            yield Page([unreadable, body("a", 7)], [], 9)
+
+    cache = Cache()
+    await Lists(cache, (), lambda _: None).update(cast("Cluster", Paged()), POD)
+    assert versions(cache, POD.kind) == ["7"]
+    assert "default/poison" in caplog.text
+
+
 async def test_forbidden_namespace_does_not_stop_work_in_others(
     api: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
