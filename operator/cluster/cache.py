@@ -4,7 +4,6 @@
 """
 
 import hashlib
-import sys
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterable
 from itertools import chain
@@ -446,9 +445,9 @@ class Cache:
             self.on_change(about)
 
     def _remember_deletion(self, body: Body, version: int | None = None) -> None:
-        if version is None:  # the API server has said that it does not exist
-            version = _version(body) if "resourceVersion" in body["metadata"] else sys.maxsize
-        self._deleted[str(_uid(body))] = version
+        if version is None and "resourceVersion" not in body["metadata"]:
+            return  # A call failed with HTTP 404, which may come from a proxy: later events or a list bring it back.
+        self._deleted[str(_uid(body))] = _version(body) if version is None else version
         while len(self._deleted) > _REMEMBERED_DELETIONS:
             self._deleted.popitem(last=False)
 

@@ -11,10 +11,13 @@ import pytest
 
 from specdecode_operator.api.deployment import KIND, Key
 from specdecode_operator.api.deployment_status import ConditionStatus, SpecDecodeDeploymentStatus
+from specdecode_operator.cluster.cache import Cache
+from specdecode_operator.cluster.client import NotFoundError
 from specdecode_operator.cluster.clock import ServerTime
 from specdecode_operator.deployment.conditions import ConditionUpdate, stamp
 from specdecode_operator.handlers.status_writer import Reporter
 from specdecode_operator.problems import OneLine
+from tests.unit.cluster.test_cache import body
 
 
 @pytest.mark.parametrize(
@@ -123,3 +126,18 @@ def test_token_is_removed_from_conditions_events_and_log(log: tuple[logging.Logg
     for told in (conditions[0].message, posted[0]["message"], stream.getvalue()):
         assert "403 Forbidden" in told
         assert TOKEN not in told
+
+
+async def test_object_returns_after_a_status_write_failed_with_404() -> None:
+    """The response may come from a proxy."""
+
+    async def fails(*_: Any) -> Any:
+        raise NotFoundError("HTTP 404")
+
+    cache = Cache()
+    key = cache.put_parent(KIND, body("a", 5))
+    reporter = Reporter(cast("Any", SimpleNamespace(apply_status=fails)), cache, key, "a")
+    assert not await reporter.write_status(SpecDecodeDeploymentStatus())
+    assert cache.parent(key) is None
+    cache.put_parent(KIND, body("a", 5))
+    assert cache.parent(key) is not None
