@@ -1,5 +1,6 @@
 """Objects of kopf's lists and watches, read from a server of the test."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -8,7 +9,14 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from kopf._cogs.clients.errors import APIServerError, check_response
+from kopf._cogs.clients.errors import (
+    APIForbiddenError,
+    APINotFoundError,
+    APIServerError,
+    APITooManyRequestsError,
+    APIUnauthorizedError,
+    check_response,
+)
 
 from specdecode_operator.handlers.watched_objects import WatchedObjects
 
@@ -32,11 +40,13 @@ def line(kind: str, body: Body) -> bytes:
 
 
 @asynccontextmanager
-async def served(objects: WatchedObjects, text: bytes, status: int = 200) -> AsyncIterator[aiohttp.ClientResponse]:
+async def served(
+    objects: WatchedObjects, text: bytes, status: int = 200, query: str = "", **headers: str
+) -> AsyncIterator[aiohttp.ClientResponse]:
     """Serve an answer, and yield kopf's response."""
 
     async def answer(_: web.Request) -> web.Response:
-        return web.Response(body=text, status=status)
+        return web.Response(body=text, status=status, headers={"Content-Type": "application/json", **headers})
 
     app = web.Application()
     app.router.add_get("/", answer)
@@ -47,32 +57,41 @@ async def served(objects: WatchedObjects, text: bytes, status: int = 200) -> Asy
     try:
         async with (
             aiohttp.ClientSession(response_class=objects.response_class()) as session,
-            session.get(f"http://{host}:{port}/") as response,
+            session.get(f"http://{host}:{port}/{query}") as response,
         ):
             yield response
     finally:
         await runner.cleanup()
 
 
+async def events_of(response: aiohttp.ClientResponse) -> list[Any]:
+    """Return the events of a watch as kopf sees them."""
+    chunks = [chunk async for chunk in response.content.iter_chunked(2**16)]
+    return [json.loads(each) for each in b"".join(chunks).splitlines()]
+
+
 async def answered(objects: WatchedObjects, text: bytes) -> tuple[Any, list[Any]]:
-    """Return what kopf gets of an answer: as JSON, and as the lines of a watch."""
+    """Return a response as kopf sees it: as JSON, and as the lines of a watch."""
     async with served(objects, text) as response:
-        chunks = [chunk async for chunk in response.content.iter_chunked(2**16)]
+        events = await events_of(response)
     async with served(objects, text) as response:
         document = await response.json() if b"\n" not in text else None
-    return document, [json.loads(each) for each in b"".join(chunks).splitlines()]
+    return document, events
 
 
 Handled = list[tuple[str | None, Body]]
 
 
 def watched(handled: Handled, *known: str) -> WatchedObjects:
-    """Return the objects of Services, of which those with known names are left out."""
+    """Return a `WatchedObjects` for Services that skips known names."""
 
     def is_known(_: str, body: Body) -> bool:
         return body["metadata"]["name"] in known
 
     return WatchedObjects({"Service"}, is_known, is_known, lambda type_, body: handled.append((type_, body)))
+
+
+RELIST = [{"type": "ERROR", "object": {"code": 410}}]
 
 
 def bookmark(version: int) -> Body:
@@ -115,42 +134,112 @@ async def test_other_kinds_and_bookmarks_reach_kopf_whole() -> None:
     assert not handled
 
 
-async def test_error_in_a_watch_makes_kopf_list_again() -> None:
-    _, events = await answered(watched([]), line("ERROR", {"code": 500, "message": "etcd"}))
-    assert events == [{"type": "ERROR", "object": {"code": 410}}]
-
-
-@pytest.mark.parametrize("text", ["<html>", "[]", "", '{"type":"ADDED"}', '{"type":"ADDED","object":[]}'])
-async def test_line_that_is_not_an_event_makes_kopf_list_again(text: str) -> None:
-    handled: Handled = []
-    _, events = await answered(watched(handled), line("ADDED", service("a", 7)) + text.encode() + b"\n")
-    assert events == [bookmark(7), {"type": "ERROR", "object": {"code": 410}}]
+@pytest.mark.parametrize("text", ['{"type":"ERROR","object":{"code":500}}', '{"object": null, "type": "ERROR"}'])
+async def test_error_in_a_watch_makes_kopf_list_again(text: str) -> None:
+    _, events = await answered(watched([]), f"{text}\n".encode())
+    assert events == RELIST
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        b"<html>",
-        b"\xe9",
-        b'"\xff',
-        b"[1]",
-        b"null",
-        b"",
-        b"[" * 5000,
-        b'{"code":' + b"1" * 5000 + b"}",
-        json.dumps({"kind": "Status", "details": {"causes": [{}] * 60_000}}).encode(),
+        "<html>",
+        "[]",
+        "",
+        '{"type":"ADDED"}',
+        '{"type":"ADDED","object":[]}',
+        '{"type":"DELETED","object":{"kind":"Service"}}',
     ],
-    ids=["page", "latin-1", "not UTF-8", "list", "null", "empty", "deep", "digits", "large"],
 )
+async def test_line_that_is_not_an_event_makes_kopf_list_again(text: str, caplog: pytest.LogCaptureFixture) -> None:
+    handled: Handled = []
+    lines = line("ADDED", service("a", 7)) + f"{text}\n".encode() * 3 + line("ADDED", service("b", 8))
+    _, events = await answered(watched(handled), lines)
+    assert events == [bookmark(7), *RELIST]
+    assert [body["metadata"]["name"] for _, body in handled] == ["a"]
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("text", ["", "<html>", '{"kind":"Status"}'])
+async def test_watch_without_events_makes_kopf_list_again(text: str) -> None:
+    """kopf would otherwise watch again at once."""
+    async with served(watched([]), text.encode(), query="?watch=true") as response:
+        assert await events_of(response) == RELIST
+
+
+async def test_version_that_has_expired_makes_kopf_list_again() -> None:
+    async with served(watched([]), b"{}", 410, "?watch=true") as response:
+        await check_response(response)
+        assert await events_of(response) == RELIST
+    async with served(watched([]), b"{}", 410, "?limit=100&continue=a") as response:
+        await check_response(response)
+        with pytest.raises(aiohttp.ClientPayloadError, match="expired"):
+            await response.json()
+
+
+PAGE = {"Content-Type": "text/html"}
+PAGES = {
+    "page": b"<html>",
+    "Latin-1": b"\xe9",
+    "not UTF-8": b'"\xff',
+    "list": b"[1]",
+    "null": b"null",
+    "empty": b"",
+    "deep": b"[" * 5000,
+    "digits": b'{"code":' + b"1" * 5000 + b"}",
+    "large": json.dumps({"kind": "Status", "details": {"causes": [{}] * 60_000}}).encode(),
+}
+
+
+@pytest.mark.parametrize("text", PAGES.values(), ids=PAGES)
 async def test_error_page_is_an_error_that_kopf_retries(text: bytes) -> None:
-    async with served(watched([]), text, status=503) as response:
+    async with served(watched([]), text, 503, **{"Content-Type": "text/html; charset=hex"}) as response:
         with pytest.raises(APIServerError):
             await check_response(response)
 
 
-@pytest.mark.parametrize("text", [b"<html>", b"\xe9", b"", b"[]"], ids=["page", "latin-1", "empty", "list"])
-async def test_page_in_place_of_a_list_makes_kopf_list_again(text: bytes) -> None:
-    async with served(watched([]), text) as response:
+@pytest.mark.parametrize(
+    ("status", "query", "headers", "error"),
+    [
+        (404, "?limit=100", PAGE, APIServerError),
+        (400, "?watch=true", PAGE, APIServerError),
+        (404, "", PAGE, APINotFoundError),  # of a group that is gone
+        (404, "?limit=100", {}, APINotFoundError),  # of the API server
+        (401, "?limit=100", PAGE, APIUnauthorizedError),
+        (401, "?limit=100", {}, APIUnauthorizedError),
+        (403, "?watch=true", {}, APIForbiddenError),
+        (429, "", {"Retry-After": "7"}, APITooManyRequestsError),
+        (429, "", {"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT"}, APIServerError),
+        (200, "", PAGE, APIServerError),
+    ],
+)
+async def test_status_is_one_that_kopf_can_handle(
+    status: int, query: str, headers: dict[str, str], error: type[Exception]
+) -> None:
+    async with served(watched([]), b"{}", status, query, **headers) as response:
+        with pytest.raises(error):
+            await check_response(response)
+
+
+async def test_error_that_breaks_off_is_an_error_that_kopf_retries() -> None:
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 9\r\n\r\n{")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    async with (
+        server,
+        aiohttp.ClientSession(response_class=watched([]).response_class()) as session,
+        session.get(f"http://{host}:{port}/") as response,
+    ):
+        with pytest.raises(APIServerError):
+            await check_response(response)
+
+
+@pytest.mark.parametrize("text", ["<html>", "", "[]", '{"metadata":null}', '{"metadata":{},"items":null}'])
+async def test_page_in_place_of_a_list_makes_kopf_list_again(text: str) -> None:
+    async with served(watched([]), text.encode()) as response:
         with pytest.raises(aiohttp.ClientPayloadError, match="GET /"):
             await response.json()
 
