@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -41,6 +42,7 @@ from specdecode_operator.capture.job.collect_settings import (
 from specdecode_operator.capture.job.entrypoint import label_failure, report, success_message
 from specdecode_operator.capture.job.finish import Asked, Published, Run, finish, published_before
 from specdecode_operator.capture.load import run_settings
+from specdecode_operator.capture.load.engine_client import allow_many_connections
 from specdecode_operator.capture.load.runner import TICK_S, print_line
 from specdecode_operator.capture.load.shutdown import Stop, beside, stop_on_signals
 from specdecode_operator.capture.recorder.segment_format import (
@@ -387,7 +389,7 @@ class Peer:
         self.reader = SegmentReader(settings, hello.pod, hello.pod_uid, hello.node)
         self.armed_wall_s: float | None = None
         self.clock_ahead_s: tuple[float, float] | None = None  # bounds for the host's wall clock
-        self.file: int | None = None
+        self.file: _SegmentFile | None = None
         self.writer = writer
 
     @property
@@ -497,6 +499,8 @@ class Collection:
         self._changed = asyncio.Event()
         self._handlers: set[asyncio.Task[None]] = set()
         self._silent: dict[asyncio.Task[None], asyncio.StreamWriter] = {}  # without a valid hello, oldest first
+        self._closing: list[asyncio.Task[None]] = []
+        """Segments of ended connections."""
         self._complaints = _Complaints()
         self._memory = _Memory()
         self._salt = os.urandom(32).hex()
@@ -509,6 +513,7 @@ class Collection:
         CaptureError
             If no engine joins, the volume fails, or the run is stopped.
         """
+        allow_many_connections()
         server = await asyncio.start_server(self._accept, sock=listener)
         try:
             async with beside(self._follow_stop(), self._sync(), self._progress()):
@@ -518,6 +523,7 @@ class Collection:
             for handler in self._handlers:
                 handler.cancel()
             await asyncio.gather(*self._handlers, return_exceptions=True)
+            await asyncio.gather(*self._closing)
 
     async def _record(self) -> Recorded:
         live = self._live
@@ -569,6 +575,9 @@ class Collection:
         for peer in self._open_peers():
             peer.end(f"the recorder did not finish within {within_s:g} s")
         await self._wait(lambda: not self._open_peers(), time.monotonic() + _LAST_LINES_S)
+        await asyncio.gather(*self._closing)
+        if self._failure is not None:
+            raise self._failure
 
     async def _wait(self, condition: Callable[[], bool], until_s: float) -> bool:
         """Wait for a condition or a time; return whether the condition holds. Raise if the run must end."""
@@ -732,14 +741,14 @@ class Collection:
         else:
             pod.ended = reason
         if peer.file is not None:
-            file, peer.file = peer.file, None
-            try:
-                os.fsync(file)
-            except OSError as error:
-                self._fail(error)
-            finally:
-                os.close(file)
+            self._closing.append(asyncio.create_task(self._close(peer.file)))
         self._changed.set()
+
+    async def _close(self, file: "_SegmentFile") -> None:
+        try:
+            await asyncio.to_thread(file.close)
+        except OSError as error:
+            self._fail(error)
 
     def _arm(self, peer: Peer) -> None:
         record = self._settings.record
@@ -763,12 +772,12 @@ class Collection:
             source.began_s = time.monotonic()
             self._peers.append(peer)
             try:
-                peer.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
+                peer.file = _SegmentFile(path)
             except OSError as error:
                 self._fail(error)
         if peer.file is not None and data:
             try:
-                await _in_thread(peer.file, lambda file: _write_all(file, data))
+                await asyncio.to_thread(peer.file.write, data)
             except OSError as error:
                 self._fail(error)
 
@@ -793,7 +802,7 @@ class Collection:
             for peer in self._open_peers():
                 if peer.file is not None:
                     try:
-                        await _in_thread(peer.file, os.fsync)
+                        await asyncio.to_thread(peer.file.flush)
                     except OSError as error:
                         self._fail(error)
 
@@ -817,24 +826,38 @@ class Collection:
             print_line(msgspec.json.encode(line).decode())
 
 
-async def _in_thread(file: int, work: Callable[[int], None]) -> None:
-    """Work on a file in a thread, so that a slow volume delays only this connection."""
-    # The thread has its own descriptor: the connection may end, and close the file, before the work is done.
-    own = os.dup(file)
+class _SegmentFile:
+    """A file of the volume that threads write and flush, and that may be closed meanwhile.
 
-    def work_and_close() -> None:
-        try:
-            work(own)
-        finally:
-            os.close(own)
+    Raises OSError if the volume fails.
+    """
 
-    await asyncio.to_thread(work_and_close)
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._is_open = True
+        self._lock = Lock()
 
+    def write(self, data: bytes) -> None:
+        """Append lines."""
+        with self._lock:
+            left = memoryview(data)
+            while left and self._is_open:
+                left = left[os.write(self._file, left) :]
 
-def _write_all(file: int, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[os.write(file, left) :]
+    def flush(self) -> None:
+        """Write everything to the disk."""
+        with self._lock:
+            if self._is_open:
+                os.fsync(self._file)
+
+    def close(self) -> None:
+        """Flush and close it."""
+        with self._lock:
+            self._is_open = False
+            try:
+                os.fsync(self._file)
+            finally:
+                os.close(self._file)
 
 
 def _keep_alive(writer: asyncio.StreamWriter) -> None:

@@ -449,6 +449,6 @@ def server_of(engine: EngineAddress, environment: Mapping[str, str] = os.environ
 
 
 def allow_many_connections() -> None:
-    """Raise the limit of file descriptors, since every open request has one."""
+    """Raise the limit of file descriptors, because each connection has one."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

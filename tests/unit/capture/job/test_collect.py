@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 import signal
 import stat
 import threading
@@ -946,6 +947,65 @@ class TestVolume:
             await running.received(2 * (2 + len(again[0][1].recorded)))
             published = await end(running, again)
         assert [each.pod for each in live_of(published).lost] == ["a"]
+
+    async def test_slow_flush_of_an_ended_connection_does_not_block_others(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        flush, may_flush, in_loop = os.fsync, threading.Event(), list[int]()
+
+        def slow(file: int) -> None:
+            if threading.current_thread() is threading.main_thread():
+                in_loop.append(file)
+            else:
+                assert may_flush.wait(60)
+            flush(file)
+
+        async with collector(environment(tmp_path, ["a", "b"])) as running:
+            peers = [peer for pod in "ab" for peer in await running.join(PlayedPod(pod))]
+            joined = [(peer, await peer.armed(PlayedPod(pod))) for pod, peer in zip("ab", peers, strict=True)]
+            await running.received(4)
+            (ended, _), (other, played) = joined
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "fsync", slow)
+                await ended.close()
+                await running.until(lambda: running.connected("a") == 0, "the end of the connection")
+                await other.send(*played.recorded)
+                await running.received(4 + len(played.recorded))
+                may_flush.set()
+                assert not in_loop
+            published = await end(running, [(other, played)])
+        assert [each.pod for each in live_of(published).lost] == ["a"]
+
+    async def test_failed_flush_of_an_ended_connection_fails_capture(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        flush, flushes, fails = os.fsync, list[int](), threading.Event()
+
+        def may_fail(file: int) -> None:
+            flushes.append(file)
+            if fails.is_set():
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            flush(file)
+
+        async with collector(environment(tmp_path, ["a"])) as running:
+            joined = await armed(running, PlayedPod("a"))
+            await send_all(running, joined)
+            monkeypatch.setattr(os, "fsync", may_fail)
+            running.advance(600)
+            await running.until(lambda: bool(flushes), "the flush of every five seconds")
+            fails.set()
+            await joined[0][0].finish(joined[0][1])
+            failure = await running.failure()
+        assert failure.reason == "VolumeFailed"
+
+    async def test_limit_of_descriptors_is_raised(self, tmp_path: Path) -> None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
+        try:
+            await publish(tmp_path, PlayedPod("a"))
+            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
     async def test_segment_that_cannot_be_created_fails_capture(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
