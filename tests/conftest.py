@@ -15,8 +15,8 @@ settings.register_profile(
 )
 settings.load_profile("same everywhere")
 
-# `yaml.safe_load` reads CRDs and examples eight times as fast with libyaml. The operator passes its own
-# loaders. The Kubernetes client parses kubeconfigs with `yaml.SafeLoader`.
+# `yaml.safe_load` reads CRDs and examples eight times as fast with libyaml. This also affects the Kubernetes client,
+# which parses kubeconfigs with `yaml.SafeLoader`, but not the operator's own loaders.
 yaml.SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 # Modules and collected tests are no garbage, and each full collection would look at all of them.

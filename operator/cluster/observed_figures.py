@@ -43,7 +43,7 @@ class KeptFigures:
     taken_s: float | None = None
     """On the monotonic clock; None while an earlier process's figures are shown."""
     _shown: bytes | None = None
-    """JSON; the parsed models take ten times the memory."""
+    """JSON; the parsed status takes ten times the memory."""
 
     @property
     def shown(self) -> FiguresStatus | None:

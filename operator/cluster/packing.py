@@ -17,7 +17,7 @@ _COMMON: Final = msgspec.json.encode([WATCH, logging_config("INFO")])
 _WINDOW_BYTES: Final = 2**15
 """zlib uses only the end of a longer dictionary."""
 _MOST_GROUPS: Final = 32
-"""Maximum number of dictionaries. Each takes up to 32 KiB and is never freed."""
+"""Maximum number of dictionaries besides the common one. Each takes up to 32 KiB and is never freed."""
 _CHECKSUM: Final = slice(2, 6)
 """Place of the dictionary's Adler-32 in a compressed text (DICTID in RFC 1950, section 2.2)."""
 
@@ -37,7 +37,7 @@ def _new_dictionary(group: str, text: bytes) -> bytes:
     if len(_DICTIONARIES) > _MOST_GROUPS:
         return _COMMON
     dictionary = (_COMMON + text)[-_WINDOW_BYTES:]
-    # Users can forge a checksum. The new group then uses the existing dictionary.
+    # A user can craft a text whose dictionary has the same Adler-32. The new group then shares that dictionary.
     dictionary = _DICTIONARIES[group] = _BY_CHECKSUM.setdefault(zlib.adler32(dictionary), dictionary)
     return dictionary
 

@@ -1,4 +1,4 @@
-"""ConditionUpdate a place where the real vLLM can be imported."""
+"""Fixtures that need the real vLLM."""
 
 import json
 import shutil
@@ -143,7 +143,7 @@ def small_cache(engine: Engine, models: Path, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture(scope="session")
 def adapted(engine: Engine, models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """An engine with adapters and a draft model. Defaults of its target must not change greedy answers."""
+    """An engine with adapters and a draft model. The target's generation_config.json must not change greedy answers."""
     folder = tmp_path_factory.mktemp("adapted")
     shutil.copytree(models / "target", folder / "target")
     defaults = {"repetition_penalty": 1.9, "temperature": 1.5}

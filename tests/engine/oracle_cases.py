@@ -169,7 +169,7 @@ HEADS: dict[str, dict[str, Any]] = {
 """Heads of classes that no file of the catalogue has, in the sizes of published ones."""
 
 SHORTENED_LAYERS = 8
-"""Enough for every kind of layer of each model: the longest pattern has six. Two stages share these layers."""
+"""Enough for every kind of layer of each model: the longest pattern has six. Each of two stages has four."""
 
 _SHORTENED = ", first layers"
 

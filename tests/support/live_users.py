@@ -14,7 +14,7 @@ _BETWEEN_S = 0.5
 """Pause of a user between requests. Outside a recording, requests only keep the CPUs busy."""
 
 _PROMPTS = 97  # different lengths of prompts
-_SHORTEST_PROMPT, _SHORTEST_ANSWER = 20, 24  # long enough to fit a model to the 40 requests of a capture
+_SHORTEST_PROMPT, _SHORTEST_ANSWER = 20, 24  # enough to fit a model to the 40 requests of a capture
 
 
 @dataclass(frozen=True)

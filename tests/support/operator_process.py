@@ -29,8 +29,8 @@ _STOP_DEADLINE_S = 120
 class OperatorProcess:
     """`specdecode operator`, started, watched and ended.
 
-    The first process of a test run is started by its command line. Later ones are forked, which saves the 1.3 s of CPU
-    time that importing the operator takes.
+    The first process of a test run is started from the command line, which tests the entry point. Later ones are
+    forked, which saves the 1.3 s of CPU time that importing the operator takes.
     """
 
     _first: ClassVar = True

@@ -88,7 +88,10 @@ def judge(record: Record, without: frozenset[str] = frozenset()) -> list[Finding
 
 
 _EDITS_REPORTED: Final = 5
-"""Edits of a child from which the operator reports another writer, for half an hour."""
+"""Edits in a sequence from which RepairsUndone is accepted.
+
+The operator reports it after five repairs of one child in half an hour. Edits are counted for all children and times.
+"""
 
 
 def fresh(life: Life) -> Iterator[str]:

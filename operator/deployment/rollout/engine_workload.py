@@ -1,6 +1,6 @@
 """The workload that starts engines: a Deployment, or a LeaderWorkerSet for engines on several nodes.
 
-Rendered objects that are kept for long are stored as compressed JSON.
+Rendered objects that are kept for a long time are stored as compressed JSON.
 """
 
 from typing import Any, Final

@@ -172,7 +172,7 @@ def test_false_status_gives_exactly_one_finding(objects: tuple[Body, ...], said:
 
 
 @pytest.mark.parametrize(("edits", "oracles"), [(5, set()), (4, {"fresh"})])
-def test_report_of_another_writer_is_expected_after_five_edits(edits: int, oracles: set[str]) -> None:
+def test_report_of_another_writer_is_accepted_after_five_edits(edits: int, oracles: set[str]) -> None:
     reported = parent([*GOOD[0]["status"]["conditions"], condition("ChildrenInSync", "False", "RepairsUndone")])
     edited = life((reported, *GOOD[1:]))
     edited.sequence = Sequence((*edited.sequence.steps, *[Step("drift", number=n) for n in range(edits)]))
