@@ -94,7 +94,7 @@ def _bookmark(body: Body) -> bytes:
 
 
 class _Response(aiohttp.ClientResponse):
-    """Response with only errors that kopf can handle. Others end the operator, even if they pass or come from a proxy.
+    """Response with only errors that kopf can handle. Others would end the operator, even those of a proxy.
 
     kopf tries again after HTTP 503, with a backoff, and lists again after a ClientPayloadError of a list.
     """
@@ -120,7 +120,7 @@ class _Response(aiohttp.ClientResponse):
 
     @property
     def _is_handled(self) -> bool:
-        """Whether kopf can handle the status. An error page of a proxy ends the operator in place of a list."""
+        """Whether kopf can handle the status. A list or a watch with another client error would end the operator."""
         if self.status == HTTPStatus.TOO_MANY_REQUESTS:
             return self.headers.get("Retry-After", "0").isdecimal()
         if self.content_type == "application/json":

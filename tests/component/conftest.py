@@ -9,10 +9,13 @@ import pytest
 from devcluster.cluster.cluster import Cluster
 from tests.support.kubectl import Kubectl
 from tests.support.kubernetes import MINOR
+from tests.support.operator_process import OperatorProcess
 from tests.support.played_node import PlayedNode
 from tests.support.waiting import eventually
 
 _numbers = itertools.count(1)
+
+OperatorProcess.forks = True
 
 
 @pytest.fixture(scope="session")
