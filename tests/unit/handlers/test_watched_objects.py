@@ -135,9 +135,10 @@ async def test_other_kinds_and_bookmarks_reach_kopf_whole() -> None:
 
 
 @pytest.mark.parametrize("text", ['{"type":"ERROR","object":{"code":500}}', '{"object": null, "type": "ERROR"}'])
-async def test_error_in_a_watch_makes_kopf_list_again(text: str) -> None:
+async def test_error_in_a_watch_makes_kopf_list_again(text: str, caplog: pytest.LogCaptureFixture) -> None:
     _, events = await answered(watched([]), f"{text}\n".encode())
     assert events == RELIST
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(
@@ -153,7 +154,8 @@ async def test_error_in_a_watch_makes_kopf_list_again(text: str) -> None:
 )
 async def test_line_that_is_not_an_event_makes_kopf_list_again(text: str, caplog: pytest.LogCaptureFixture) -> None:
     handled: Handled = []
-    lines = line("ADDED", service("a", 7)) + f"{text}\n".encode() * 3 + line("ADDED", service("b", 8))
+    later = line("ADDED", service("b", 8, text="x" * 200_000))  # in other chunks
+    lines = line("ADDED", service("a", 7)) + f"{text}\n".encode() * 3 + later
     _, events = await answered(watched(handled), lines)
     assert events == [bookmark(7), *RELIST]
     assert [body["metadata"]["name"] for _, body in handled] == ["a"]
@@ -167,7 +169,7 @@ async def test_watch_without_events_makes_kopf_list_again(text: str) -> None:
         assert await events_of(response) == RELIST
 
 
-async def test_version_that_has_expired_makes_kopf_list_again() -> None:
+async def test_version_that_has_expired_makes_kopf_list_again(caplog: pytest.LogCaptureFixture) -> None:
     async with served(watched([]), b"{}", 410, "?watch=true") as response:
         await check_response(response)
         assert await events_of(response) == RELIST
@@ -175,6 +177,7 @@ async def test_version_that_has_expired_makes_kopf_list_again() -> None:
         await check_response(response)
         with pytest.raises(aiohttp.ClientPayloadError, match="expired"):
             await response.json()
+    assert not caplog.records
 
 
 PAGE = {"Content-Type": "text/html"}
