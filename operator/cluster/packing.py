@@ -17,7 +17,7 @@ _COMMON: Final = msgspec.json.encode([WATCH, logging_config("INFO")])
 _WINDOW_BYTES: Final = 2**15
 """zlib uses only the end of a longer dictionary."""
 _MOST_GROUPS: Final = 32
-"""Maximum number of dictionaries besides the common one. Each takes up to 32 KiB and is never freed."""
+"""Maximum number of dictionaries, without the common one. Each takes up to 32 KiB and is never freed."""
 _CHECKSUM: Final = slice(2, 6)
 """Place of the dictionary's Adler-32 in a compressed text (DICTID in RFC 1950, section 2.2)."""
 

@@ -94,7 +94,7 @@ def _bookmark(body: Body) -> bytes:
 
 
 class _Response(aiohttp.ClientResponse):
-    """Response with only errors that kopf can handle. Others would end the operator, even those of a proxy.
+    """Response with only errors that kopf can handle. Others would end the operator, even if a proxy sent them.
 
     kopf tries again after HTTP 503, with a backoff, and lists again after a ClientPayloadError of a list.
     """
@@ -165,8 +165,8 @@ class _Lines:
     async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
         """Yield complete lines of any length; drop an incomplete line at the end of a connection.
 
-        If there are no events, or something else, the last line makes kopf list again. kopf would otherwise watch again
-        at once, or end the operator.
+        If there are no events, or something else, the last line makes kopf list again. Otherwise, kopf would watch
+        again without a pause, or end the operator.
         """
         rest = bytearray()
         problem: str | None = "no event"
