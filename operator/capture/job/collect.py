@@ -18,6 +18,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Annotated, Final, Literal
@@ -741,14 +742,8 @@ class Collection:
         else:
             pod.ended = reason
         if peer.file is not None:
-            self._closing.append(asyncio.create_task(self._close(peer.file)))
+            self._closing.append(asyncio.create_task(self._in_thread(peer.file.close)))
         self._changed.set()
-
-    async def _close(self, file: "_SegmentFile") -> None:
-        try:
-            await asyncio.to_thread(file.close)
-        except OSError as error:
-            self._fail(error)
 
     def _arm(self, peer: Peer) -> None:
         record = self._settings.record
@@ -776,10 +771,14 @@ class Collection:
             except OSError as error:
                 self._fail(error)
         if peer.file is not None and data:
-            try:
-                await asyncio.to_thread(peer.file.write, data)
-            except OSError as error:
-                self._fail(error)
+            await self._in_thread(partial(peer.file.write, data))
+
+    async def _in_thread(self, work: Callable[[], None]) -> None:
+        """Work on the volume in a thread. An error fails the capture."""
+        try:
+            await asyncio.to_thread(work)
+        except OSError as error:
+            self._fail(error)
 
     def _fail(self, error: OSError) -> None:
         if self._failure is None:
@@ -801,10 +800,7 @@ class Collection:
             await asyncio.sleep(_SYNC_EVERY_S)
             for peer in self._open_peers():
                 if peer.file is not None:
-                    try:
-                        await asyncio.to_thread(peer.file.flush)
-                    except OSError as error:
-                        self._fail(error)
+                    await self._in_thread(peer.file.flush)
 
     async def _progress(self) -> None:
         """Print a line of progress each second."""
