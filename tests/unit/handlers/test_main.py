@@ -43,7 +43,6 @@ from specdecode_operator.handlers.main import OperatorState, configure, login
 from specdecode_operator.handlers.queue import WorkQueue
 from tests.support.api_server import ApiServer
 from tests.support.captures import capture_spec
-from tests.support.driven_clock import driven_clock
 from tests.support.embedded_operator import embedded_operator, until
 from tests.support.objects import Body, tiny_cpu
 from tests.support.rights import role_rights
@@ -464,15 +463,16 @@ async def test_login_waits_after_another_one(monkeypatch: pytest.MonkeyPatch) ->
     account = kopf.ConnectionInfo(server="https://kubernetes.default.svc", token="t")
     monkeypatch.setattr(kopf, "login_with_service_account", lambda **_: None)
     monkeypatch.setattr(kopf, "login_with_kubeconfig", lambda **_: account)
-    state = OperatorState()
-    with driven_clock() as clock:
-        first = await login(state)
-        again = asyncio.create_task(login(state))
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert not again.done()
-        clock.advance(5)
-        second = await again
-    for found in (first, second):
+    state, waits_s = OperatorState(), list[float]()
+
+    async def wait(seconds: float) -> None:
+        waits_s.append(seconds)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio.get_running_loop(), "time", lambda: 1000.0)
+        patch.setattr(asyncio, "sleep", wait)
+        sessions = [await login(state) for _ in range(2)]
+    assert waits_s == [-1000, 5]
+    for found in sessions:
         assert found is not None
         await found.aiohttp_session.close()
