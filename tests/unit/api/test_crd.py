@@ -87,6 +87,17 @@ def test_description_states_a_default_that_the_schema_omits() -> None:
     assert (filled_in["default"], "Defaults to" in filled_in["description"]) == ("AsCheckpoint", False)
 
 
+def test_each_part_of_a_status_has_one_writer_so_that_managed_fields_stay_short() -> None:
+    atomic = set()
+    for path, schema in schemas():
+        if path.startswith(".status.") and path.count(".") == 2 and not path.endswith("[]"):
+            part = schema["items"] if schema.get("x-kubernetes-list-type") == "map" else schema
+            if part["type"] == "object":
+                atomic.add((path, part.get("x-kubernetes-map-type") == "atomic"))
+    assert {path for path, is_atomic in atomic if is_atomic} >= {".status.conditions", ".status.plan", ".status.head"}
+    assert [path for path, is_atomic in atomic if not is_atomic] == [".status.kopf"], "kopf merges its own fields"
+
+
 def test_every_list_has_a_merge_type() -> None:
     kinds = {(path, schema["x-kubernetes-list-type"]) for path, schema in schemas() if schema["type"] == "array"}
     assert {path for path, kind in kinds if kind == "map"} == {
