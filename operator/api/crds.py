@@ -297,7 +297,7 @@ def _crd(names: dict[str, Any], subresources: Schema, columns: Sequence[_Column]
 
 
 def _with_atomic_parts(status: Schema) -> Schema:
-    """Return the schema of a status whose parts belong to one writer each, so that `managedFields` lists no nested fields.
+    """Return the schema of a status in which each part has one writer, so that `managedFields` lists no nested fields.
 
     Only the operator writes a status, and always all of it. Otherwise, names of status fields would be a third of each
     stored object, and the API server would need about 15 % more CPU time for a write of a status.

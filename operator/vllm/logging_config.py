@@ -8,6 +8,7 @@ Patterns in `CHANGED_SETTINGS` come from vLLM 0.28 to 0.33, vllm/config/vllm.py 
 They match the template of a log record, not its arguments, which requests and models can influence.
 """
 
+import ast
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -65,7 +66,25 @@ LOGGING_FILE: Final = "logging.json"
 LOGGING_CONFIG_PATH: Final = f"{ENGINE_CONFIG_PATH}/{LOGGING_FILE}"
 
 WATCH_FILE: Final = "settings_watch.py"
-WATCH: Final = Path(settings_watch.__file__).read_text(encoding="utf-8")
+
+
+def without_comments(source: str) -> str:
+    """Return a Python module without docstrings, comments on their own lines and empty lines.
+
+    The module must not contain other strings of several lines.
+    """
+    lines = source.splitlines(keepends=True)
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            last = node.end_lineno or node.lineno
+            lines[node.lineno - 1 : last] = [""] * (last - node.lineno + 1)
+    return "".join(line for line in lines if line.strip() and not line.lstrip().startswith("#"))
+
+
+WATCH: Final = f"# {WATCH_FILE} of specdecode-operator, without comments.\n" + without_comments(
+    Path(settings_watch.__file__).read_text(encoding="utf-8")
+)
+"""Content of the file. It is part of each pod template, so engines would restart after a change of a comment."""
 
 _NOTED: Final = "/tmp/specdecode-changed-settings"  # noqa: S108  the pod's own
 _WATCHED_LEVELS: Final = ("DEBUG", "INFO", "WARNING")

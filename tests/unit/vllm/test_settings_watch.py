@@ -3,6 +3,7 @@
 The configuration is the one that pods have; a process of its own takes vLLM's place, for it configures all logging.
 """
 
+import ast
 import json
 import os
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 
 from specdecode_operator.vllm import settings_watch
 from specdecode_operator.vllm.engine_metrics import read_metrics
-from specdecode_operator.vllm.logging_config import CHANGED_SETTINGS, WATCH, logging_config
+from specdecode_operator.vllm.logging_config import CHANGED_SETTINGS, WATCH, logging_config, without_comments
 from specdecode_operator.vllm.profiles import find_profile
 from tests.unit.vllm.test_engine_metrics import SCRAPE
 
@@ -45,6 +46,37 @@ RANKS = (
 EAGER = ("vllm.v1.worker", "%s draft attention (%s) does not support full CUDA graphs; eagerly.", ["DFlash", "X"])
 CORE = "vllm.v1.engine.core"
 STARTS = "Initializing a V1 LLM engine (v%s) with config: %s"
+
+
+SOURCE = Path(settings_watch.__file__).read_text()
+
+
+def is_docstring(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
+
+def code(source: str) -> str:
+    """Return the statements of a module without docstrings."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        for body in (each for _, each in ast.iter_fields(node) if isinstance(each, list)):
+            body[:] = [
+                each for each in body if not (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))
+            ]
+    return ast.dump(tree)
+
+
+def test_pods_get_the_code_without_comments() -> None:
+    assert code(WATCH) == code(SOURCE)
+    assert '"""' not in WATCH
+    assert [line for line in WATCH.splitlines() if line.lstrip().startswith("#")] == WATCH.splitlines()[:1]
+
+
+def test_engines_do_not_restart_after_a_change_of_comments() -> None:
+    edited = SOURCE.replace('"""Reports settings', '"""Report all settings').replace("# Another rank", "\n    # A rank")
+    assert edited.count("Report all settings") == edited.count("# A rank") == 1
+    assert without_comments(edited) == without_comments(SOURCE)
+    assert without_comments(SOURCE.replace("10**6", "10**7")) != without_comments(SOURCE)
 
 
 def page(
