@@ -1,5 +1,6 @@
 """Typed access to a config.json: each invalid value raises one clear error."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
@@ -11,7 +12,6 @@ MAX_TOKENS: Final = 2**31 - 1
 """Largest position index of vLLM (int32 on the GPU)."""
 
 _UPPER_BOUNDS: Final = {
-    "num_hidden_layers": 1024,
     "num_attention_heads": 65_536,
     "num_key_value_heads": 65_536,
     "head_dim": 65_536,
@@ -21,6 +21,10 @@ _UPPER_BOUNDS: Final = {
     "max_position_embeddings": MAX_TOKENS,
 }
 """Far above every published model: larger values are typing errors."""
+
+_COUNT_OF_LAYERS: Final = re.compile(r"(?:.*_)?(?:layers?|modules|depth)")
+_MOST_LAYERS: Final = 1024
+"""The same for layers. Sizing keeps an entry for each, so 2**31 of them would take 16 GiB."""
 
 
 _Default = TypeVar("_Default")
@@ -65,7 +69,7 @@ class Fields:
         value: int | None = typed(self, key, int, "must be a whole number")
         if value is None:
             return self._given(key, default)
-        upper = _UPPER_BOUNDS.get(key, MAX_TOKENS)
+        upper = _MOST_LAYERS if _COUNT_OF_LAYERS.fullmatch(key) else _UPPER_BOUNDS.get(key, MAX_TOKENS)
         if not 1 <= value <= upper:
             raise self.error(key, f"must lie between 1 and {upper:,}")
         return value

@@ -355,6 +355,32 @@ def test_config_size_must_be_a_positive_integer_in_range(llama_config: Config, k
 
 
 @pytest.mark.parametrize(
+    ("model", "key"),
+    [
+        ("zai-org/GLM-4.5-Air", "num_nextn_predict_layers"),
+        ("Qwen/Qwen3.5-27B", "mtp_num_hidden_layers"),
+    ],
+)
+def test_number_of_prediction_modules_is_limited_because_each_takes_memory(model: str, key: str) -> None:
+    entry = find_entry(model)
+    assert entry is not None
+    config = entry.config
+    text = config.get("text_config", config)
+    assert text[key] == 1
+    geometry_from_config("some/model", config | {key: 1024} | {"text_config": text | {key: 1024}})
+    error = _refused(config | {key: 2**31 - 1, "text_config": text | {key: 2**31 - 1}})
+    assert (error.field.removeprefix("text_config."), error.value) == (key, 2**31 - 1)
+
+
+@pytest.mark.parametrize("key", ["n_layer", "num_layers", "num_mtp_modules", "num_hidden_layers"])
+def test_number_of_layers_of_an_unknown_class_is_limited(llama_config: Config, key: str) -> None:
+    unknown = llama_config | {"architectures": ["NovelForCausalLM"]}
+    if key != "num_mtp_modules":
+        del unknown["num_hidden_layers"]
+    assert _refused(unknown | {key: 2**31 - 1}).field == key
+
+
+@pytest.mark.parametrize(
     ("changes", "field"),
     [
         ({"num_key_value_heads": 7}, "num_key_value_heads"),
