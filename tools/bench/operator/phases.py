@@ -28,6 +28,8 @@ SETTLED_QUIET_S: Final = 80.0
 """The same after engines start. The operator writes their first figures a minute after the first answer."""
 _LOOK_S: Final = 0.5
 _REACTIONS: Final = 10
+_BETWEEN_CHANGES_S: Final = 5.0
+"""Time without writes of a controller before the next change. A controller writes when a new pod becomes ready."""
 _DURATION: Final = "specdecode_reconcile_duration_seconds"
 
 
@@ -133,8 +135,12 @@ class Measured:
                 raise NotInTimeError(f"{self.subject.title} does not become idle")
 
     def reactions_s(self) -> list[float]:
-        """Change objects one after the other, and return the time until each change reached its workload."""
-        return [self._reaction_s(name) for name in _spread(self.names, _REACTIONS)]
+        """Change objects one by one, each at rest, and return the time until each change reached its workload."""
+        times_s = []
+        for name in _spread(self.names, _REACTIONS):
+            self.rest(_BETWEEN_CHANGES_S)
+            times_s.append(self._reaction_s(name))
+        return times_s
 
     def restart(self) -> float:
         """Restart the controller with pending changes, and return the time until all are applied."""

@@ -210,7 +210,7 @@ def _rest(ours: Life, groups: Life | None) -> Iterator[Figure]:
 
 def _changes(ours: Life, groups: Life | None) -> Iterator[Figure]:
     """Yield the costs of single changes, a restart, a change of all objects, and their deletion."""
-    worst = f"worst {max(ours.reactions_s) * _MS:.0f}; one after the other"
+    worst = f"worst {max(ours.reactions_s) * _MS:.0f}; each after a rest"
     if groups is not None:
         worst += f"; worst of the peer {max(groups.reactions_s) * _MS:.0f}"
     yield Figure(f"one change amid them, median of {len(ours.reactions_s)}", _reaction_ms(ours), "ms",
