@@ -32,9 +32,14 @@ def needs_apply(desired: Body, live: Body, applied: str | None) -> bool:
 
 def is_same_wish(desired: Body, live: Body) -> bool:
     """Return whether the live object was applied for the same desired object: then a difference is drift."""
-    annotations = live["metadata"].get("annotations") or {}
-    wish: str = desired["metadata"]["annotations"][APPLIED_HASH_ANNOTATION]
-    return annotations.get(APPLIED_HASH_ANNOTATION) == wish
+    return wish_of(live) == wish_of(desired)
+
+
+def wish_of(body: Body) -> str | None:
+    """Return the hash of the desired object for which an object was applied, or of a desired object itself."""
+    annotations = body["metadata"].get("annotations") or {}
+    wish: str | None = annotations.get(APPLIED_HASH_ANNOTATION)
+    return wish
 
 
 def changed_fields(before: Body, after: Body) -> str:

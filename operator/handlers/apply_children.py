@@ -34,6 +34,7 @@ from specdecode_operator.cluster.drift import (
     is_owned,
     is_same_wish,
     needs_apply,
+    wish_of,
     without_kept_fields,
 )
 from specdecode_operator.cluster.manifests import with_new_hash
@@ -324,6 +325,8 @@ class _Applied:
     digest: str
     version: str = ""
     """Latest resourceVersion that is known to have this content."""
+    wish: str | None = None
+    """Hash of the desired object; None if another process applied it."""
 
 
 class Children(Reporter):
@@ -389,7 +392,9 @@ class Children(Reporter):
 
     async def _repair(self, child: Body, live: Body, kept_managers: Collection[str]) -> bool:
         uid, managers, now_s = live["metadata"]["uid"], foreign_managers(live, kept_managers), time.monotonic()
-        applied, is_drift = self._applied.get(identity(child)), is_same_wish(child, live)
+        applied = self._applied.get(identity(child))
+        # `kubectl rollout undo` also restores the hash of an earlier desired object.
+        is_drift = is_same_wish(child, live) or (applied is not None and applied.wish == wish_of(child))
         if applied is not None and not managers:
             version = live["metadata"]["resourceVersion"]
             if is_drift if version == applied.version else not needs_apply(child, live, applied.digest):
@@ -430,7 +435,7 @@ class Children(Reporter):
         # Live objects come from the cache, which drops fields, so the same fields of the response are dropped.
         slimmed = slim(child["kind"], answer)
         version = answer["metadata"]["resourceVersion"]
-        self._applied[identity(child)] = _Applied(content_digest(slimmed, child), version)
+        self._applied[identity(child)] = _Applied(content_digest(slimmed, child), version, wish_of(child))
         self.cache.put(child["kind"], answer)
         return slimmed
 

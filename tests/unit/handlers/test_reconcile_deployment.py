@@ -82,6 +82,24 @@ class TestSteps:
         (told,) = (each["message"] for each in world.all(EVENT) if each["reason"] == "DriftRepaired")
         assert "spec.ports[http], spec.selector." in told
 
+    async def test_undone_rollout_is_reported_as_drift(self, world: World) -> None:
+        world.add(tiny_cpu())
+        await world.look()
+        first = copy.deepcopy(world.api.find(DEPLOYMENT, "llama") or {})
+        world.api.change(SPECDECODE_DEPLOYMENT, "llama", spec=tiny_cpu(serving={"maxModelLen": 512}))
+        await world.look()
+        second = copy.deepcopy(world.api.find(DEPLOYMENT, "llama") or {})
+        assert second["spec"] != first["spec"]
+        assert not any(each["reason"] == "DriftRepaired" for each in world.all(EVENT)), "a change of the spec"
+        # `kubectl rollout undo` restores the annotations of the ReplicaSet, too.
+        metadata = {**second["metadata"], "annotations": first["metadata"]["annotations"]}
+        undone = {**second["spec"], "template": first["spec"]["template"]}
+        world.api.change(DEPLOYMENT, "llama", spec=undone, metadata=metadata)
+        assert await world.look() == ["patch deployments.apps llama"]
+        assert (world.api.find(DEPLOYMENT, "llama") or {})["spec"] == second["spec"]
+        (told,) = (each["message"] for each in world.all(EVENT) if each["reason"] == "DriftRepaired")
+        assert "Deployment llama: spec.template." in told
+
     async def test_last_good_template_is_saved_before_the_status_is_written(self, world: World) -> None:
         world.add(tiny_cpu())
         await world.look()
