@@ -5,9 +5,11 @@ errors do not accumulate, however long the phase is.
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from itertools import accumulate, count, islice, takewhile
 from random import Random
 
@@ -40,7 +42,9 @@ def _endless_offsets_s(phase: Phase, seed: int, recorded_s: Sequence[float]) -> 
             interval_s, size = exact(phase.burst_interval_seconds), needed(phase.burst_size)
             return (index // size * interval_s for index in count())
         case Pattern.STAIRCASE:
-            return (stair.offset_s(index) for stair in _stairs(phase) for index in stair.indexes())
+            return (
+                stair.offset_s(index) for stair in map(partial(_stair, phase), count()) for index in stair.indexes()
+            )
         case Pattern.RECORDED:
             *times_s, again_s = map(Fraction, recorded_s)
             return (run * again_s + time_s for run in count() for time_s in times_s)
@@ -64,14 +68,19 @@ class _Stair:
         return self.start_s + (index - self.due_before) / self.rate
 
 
-def _stairs(phase: Phase) -> Iterator[_Stair]:
-    width_s, rise = exact(phase.step_seconds), exact(phase.step_requests_per_second)
-    due = Fraction(0)
-    for number in count():
-        rate = exact(phase.requests_per_second) + number * rise
-        stair = _Stair(number * width_s, rate, due, due + rate * width_s)
-        yield stair
-        due = stair.due_after
+def _stair(phase: Phase, number: int) -> _Stair:
+    """Return a step of a staircase, counted from 0, without computing the earlier ones: a capture may have millions."""
+    width_s, rise, first = map(exact, (phase.step_seconds, phase.step_requests_per_second, phase.requests_per_second))
+    rate = first + number * rise
+    due_before = width_s * number * (first + rate - rise) / 2
+    return _Stair(number * width_s, rate, due_before, due_before + rate * width_s)
+
+
+def _stair_with(phase: Phase, index: int) -> _Stair:
+    """Return the step in which a request is due."""
+    slowest = exact(phase.requests_per_second) * exact(phase.step_seconds)
+    steps = range(math.floor(index / slowest) + 1)
+    return _stair(phase, bisect_right(steps, Fraction(index), key=lambda number: _stair(phase, number).due_after))
 
 
 def expected_duration_s(workload: CaptureWorkload) -> float:
@@ -92,7 +101,7 @@ def phase_duration_s(phase: Phase) -> float:
         case Pattern.BURST:
             return float(last // needed(phase.burst_size) * exact(phase.burst_interval_seconds))
         case Pattern.STAIRCASE:
-            return float(next(stair.offset_s(last) for stair in _stairs(phase) if last < stair.due_after))
+            return float(_stair_with(phase, last).offset_s(last))
         case Pattern.CLOSED | Pattern.MULTITURN | Pattern.RECORDED:
             return 0.0
 
@@ -110,7 +119,7 @@ def phase_requests(phase: Phase) -> int | None:
         case Pattern.BURST:
             return math.ceil(duration_s / exact(phase.burst_interval_seconds)) * needed(phase.burst_size)
         case Pattern.STAIRCASE:
-            last = next(stair for stair in _stairs(phase) if duration_s <= stair.start_s + exact(phase.step_seconds))
+            last = _stair(phase, math.ceil(duration_s / exact(phase.step_seconds)) - 1)
             return math.ceil(last.due_before + (duration_s - last.start_s) * last.rate)
         case Pattern.CLOSED | Pattern.MULTITURN | Pattern.RECORDED:
             return None

@@ -91,6 +91,14 @@ def test_a_staircase_rises_step_by_step() -> None:
     assert list(arrival_offsets_s(phase, seed=1)) == pytest.approx([0, 1, 2, 2.5, 3, 3.5, *third])
 
 
+def test_duration_of_a_staircase_with_many_steps() -> None:
+    slow = {"requestsPerSecond": "0.001", "stepRequestsPerSecond": "0.001", "stepSeconds": 1, "requests": 10_000_000}
+    # The sum of n steps is n * (n + 1) / 2 thousandths: 141,421 steps for the last request.
+    assert phase_duration_s(Phase.parse({"name": "stairs", "pattern": "Staircase", **slow})) == pytest.approx(
+        141_420.85
+    )
+
+
 def test_staircase_carries_partial_request_over_rate_change() -> None:
     """A request that is half due at the end of a step comes when the next step has made it whole."""
     phase = _phase(
