@@ -29,7 +29,9 @@ _LONGEST: Final = 128
 """Maximum characters of one pattern, because compiling takes time; the catalogue's have at most 50."""
 
 _MOST_COMPARED: Final = 131_072
-"""Maximum characters of patterns times layers; the catalogue's have at most 9,000."""
+"""Maximum characters of a file's patterns times layers; the catalogue's have at most 9,000."""
+_NEGATED_CHARACTERS: Final = 128
+"""Minimum that a negated pattern counts as, because it is not merged with others, and matched twice for each name."""
 
 _DIGITS_COUNTED: Final = re.compile(r"(?:\\d|\[0-9\])\{\d(?:,\d?)?\}")
 """The only parts that may have a count: any other can make an automaton of any size of a few letters."""
@@ -84,7 +86,9 @@ class Exclusions:
         words = name.split(".")
         for start, word in enumerate(words):
             for length in self.lengths.get(word, ()):
-                if start + length <= len(words) and ".".join(words[start : start + length]) in self.parts:
+                if start + length > len(words):
+                    break  # The rest are longer; an untrusted file may have thousands.
+                if ".".join(words[start : start + length]) in self.parts:
                     return True
         if not self.automata and not self.negated:
             return False
@@ -94,22 +98,37 @@ class Exclusions:
         )
 
 
-def _read_exclusions(section: Fields, key: str, num_layers: int) -> Exclusions:
-    """Return the exclusions under a key of quantization_config; reject patterns costlier than any checkpoint's."""
-    texts = section.strings(key)
-    patterns = [text for text in texts if _is_pattern(text)]
+def _read_exclusions(section: Fields, keys: Sequence[str], num_layers: int) -> tuple[Exclusions, ...]:
+    """Return the exclusions under keys of quantization_config; reject patterns costlier than any checkpoint's."""
+    found, compared = [], 0
+    for key in keys:
+        # A list may repeat an entry any number of times.
+        texts = tuple(dict.fromkeys(section.strings(key)))
+        patterns = [text for text in texts if _is_pattern(text)]
+        compared += sum(_characters(pattern, num_layers) for pattern in patterns)
+        if compared > _MOST_COMPARED:
+            message = (
+                f"{len(patterns):,} patterns, over {num_layers:,} layers, come to {compared:,} characters to compare"
+                f" names with, {_MOST_COMPARED:,} at most: name the modules"
+            )
+            raise section.error(key, message)
+        found.append(_exclusions_under(section, key, texts, patterns))
+    return tuple(found)
+
+
+def _characters(pattern: str, num_layers: int) -> int:
+    """Return the characters with which a pattern's comparison with all layers counts."""
+    is_negated = _split(pattern.removeprefix(_EXPRESSION))[0] is not None
+    characters = max(len(pattern), _NEGATED_CHARACTERS) if is_negated else len(pattern)
+    return characters * (1 if _number_in(pattern) else num_layers)
+
+
+def _exclusions_under(section: Fields, key: str, texts: tuple[str, ...], patterns: Sequence[str]) -> Exclusions:
     expressions = [text.removeprefix(_EXPRESSION) for text in patterns if text.startswith(_EXPRESSION)]
     if len(expressions) > _MOST_EXPRESSIONS:
         raise section.error(key, f"has more than {_MOST_EXPRESSIONS} regular expressions: name the modules")
     for long in (pattern for pattern in patterns if len(pattern) > _LONGEST):
         raise section.error(key, f"{shown(long)} is a pattern of more than {_LONGEST} characters: name the modules")
-    compared = sum(len(pattern) * (1 if _number_in(pattern) else num_layers) for pattern in patterns)
-    if compared > _MOST_COMPARED:
-        message = (
-            f"{len(patterns):,} patterns, over {num_layers:,} layers, come to {compared:,} characters to compare names"
-            f" with, {_MOST_COMPARED:,} at most: name the modules"
-        )
-        raise section.error(key, message)
     for expression in expressions:
         if "{" in _DIGITS_COUNTED.sub("", expression):
             problem = r"counts by { and }, which only \d and [0-9] may, up to 9"
@@ -373,15 +392,16 @@ def read_checkpoint(config: Fields) -> Checkpoint:
         # The older file of ModelOpt, hf_quant_config.json, has its producer outside.
         section = inner.having({"quant_method": "modelopt", **inner.values})
     num_layers = config.size("num_hidden_layers", default=1)
-    excluded = [_read_exclusions(section, key, num_layers) for key in _EXCLUSION_KEYS if section.is_set(key)]
+    keys, listed = [key for key in _EXCLUSION_KEYS if section.is_set(key)], section
     if section.is_set(_DYNAMIC):
         rules = section.section(_DYNAMIC) or section.having({})
         if any(value for key, value in rules.values.items() if not key.startswith(_SKIPPED)):
             raise section.unmodelled(_DYNAMIC, "modules with separate settings cannot be sized yet")
         patterns = [f"re:{key.removeprefix(_SKIPPED)}" for key in rules.values if key.startswith(_SKIPPED)]
-        excluded.append(_read_exclusions(section.having({_DYNAMIC: patterns}), _DYNAMIC, num_layers))
+        keys, listed = [*keys, _DYNAMIC], section.having({**section.values, _DYNAMIC: patterns})
+    excluded = _read_exclusions(listed, keys, num_layers)
     _reject_quantized_head(config, section)
-    return Checkpoint(_read_format(section), tuple(excluded), _cache_element_bytes(section))
+    return Checkpoint(_read_format(section), excluded, _cache_element_bytes(section))
 
 
 def in_16_bits_for_prediction(layer: Layer, config: Fields) -> Layer:

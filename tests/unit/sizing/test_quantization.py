@@ -20,9 +20,9 @@ NAMES = [
 ]
 
 
-def left_out(*patterns: str, key: str = "ignored_layers", layers: int = 4) -> list[frozenset[str]]:
+def left_out(*patterns: str, key: str = "ignored_layers", layers: int = 4, **more: list[str]) -> list[frozenset[str]]:
     """Return the modules that each layer keeps in 16 bits."""
-    quantization = {"quant_method": "fp8", "activation_scheme": "dynamic", key: list(patterns)}
+    quantization = {"quant_method": "fp8", "activation_scheme": "dynamic", key: list(patterns)} | more
     config = {**TINY_CONFIG, "num_hidden_layers": layers, "quantization_config": quantization}
     return [layer.unquantized for layer in geometry_from_config("my/model", config).layers]
 
@@ -101,7 +101,7 @@ def test_plain_names_match_consecutive_whole_name_parts(texts: list[str], name: 
     ("patterns", "why"),
     [
         ([f"*x{number}y" for number in range(9000)], "9,000 patterns, over 4 layers, come to"),
-        (["re:a"] * 33, "more than 32 regular expressions"),
+        ([f"re:a{number}" for number in range(33)], "more than 32 regular expressions"),
         (["*" * 129], "a pattern of more than 128 characters"),
         (["re:("], "is not a regular expression"),
         (["re:a)|(?:b"], "is not a regular expression"),
@@ -127,6 +127,25 @@ def test_pattern_limit_depends_on_the_layer_count() -> None:
     assert not any(left_out(*patterns, layers=128))
     with pytest.raises(GeometryError, match="over 1,024 layers"):
         left_out(*patterns, layers=1024)
+
+
+def test_limit_is_for_the_patterns_of_all_keys() -> None:
+    patterns = [f"*visual.blocks.{number}.*" for number in range(5)]
+    assert not any(left_out(*patterns, layers=1024))
+    by_key = {key: [f"{pattern}{key}" for pattern in patterns] for key in KEYS}
+    with pytest.raises(GeometryError, match="over 1,024 layers"):
+        left_out(layers=1024, **by_key)
+
+
+def test_negated_patterns_count_more_because_each_is_matched_apart() -> None:
+    assert not any(left_out("re:(?!.)", layers=1024))
+    with pytest.raises(GeometryError, match="2 patterns, over 1,024 layers"):
+        left_out("re:(?!.)", "re:(?!.)a", layers=1024)
+
+
+def test_names_longer_than_any_module_leave_nothing_out() -> None:
+    long = [".".join(["layers", *"a" * length]) for length in range(1, 400)]
+    assert not any(left_out(*long))
 
 
 def test_many_globs_with_layer_numbers_are_accepted() -> None:
