@@ -519,7 +519,8 @@ def slim(kind: str, body: Body) -> Body:
         spec = body.get("spec") or {}
         containers = map(_slim_container, [*(spec.get("initContainers") or []), *(spec.get("containers") or [])])
         node = {"nodeName": spec["nodeName"]} if spec.get("nodeName") else {}
-        slimmed["spec"] = node | {"containers": [each for each in containers if each]}
+        claims = {"resourceClaims": spec["resourceClaims"]} if spec.get("resourceClaims") else {}
+        slimmed["spec"] = node | claims | {"containers": [each for each in containers if each]}
     if kind == CONFIG_MAP.kind:
         data = {key: _digest(text) if key in _COMPARED_DATA else text for key, text in (body.get("data") or {}).items()}
         slimmed["data"] = data if data.keys().isdisjoint(_RARELY_READ) else PackedTexts(data, _RARELY_READ)

@@ -77,10 +77,13 @@ def gpus_of(pod: Mapping[str, Any]) -> int:
 
 
 def _claimed(pod: Mapping[str, Any]) -> int:
+    """Return the number of GPUs in the operator's annotation, if the pod has any claim: users can write annotations."""
+    if not objects(mapping(pod, "spec"), "resourceClaims"):
+        return 0
     text = mapping(mapping(pod, "metadata"), "annotations").get(RESOURCE_CLAIM_ANNOTATION)
     try:
         request = parse_json(text) if isinstance(text, str) else None
-    except ValueError:  # users can write annotations of pods
+    except ValueError:
         return 0
     return _count(request.get("count")) if isinstance(request, dict) else 0
 

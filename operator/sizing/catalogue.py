@@ -141,7 +141,7 @@ def _shared_heads() -> tuple[frozenset[str], ...]:
 
 
 def is_known_name(model_id: str) -> bool:
-    """Return whether the catalogue has a model of this name, ignoring owner and precision."""
+    """Return whether the catalogue has a model or head of this name, ignoring owner and precision."""
     return _base_name(model_id) in _known_names()
 
 
@@ -155,7 +155,7 @@ def _base_name(model_id: str) -> str:
 
 @cache
 def _known_names() -> frozenset[str]:
-    return frozenset(_base_name(each) for each in hub_ids() if not _is_head(each))
+    return frozenset(map(_base_name, hub_ids()))
 
 
 def is_gated(model_id: str) -> bool:

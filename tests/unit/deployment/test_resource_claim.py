@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
+from specdecode_operator.cluster.cache import slim
 from specdecode_operator.cluster.device_slices import UNKNOWN_DEVICES, DeviceInventory, Selector, read_inventory
 from specdecode_operator.cluster.nodes import gpus_of
 from specdecode_operator.deployment.desired_state import DesiredState
@@ -284,5 +285,16 @@ def test_scheduler_message_about_claims_names_the_field() -> None:
 
 def test_foreign_annotation_of_a_pod_counts_no_gpus() -> None:
     for text in ("{", "[]", json.dumps({"count": "many"})):
-        annotations = {"specdecode.io/resource-claim": text}
-        assert gpus_of({"metadata": {"annotations": annotations}, "spec": {"containers": []}}) == 0
+        assert gpus_of(annotated(text, [{"name": "gpus"}])) == 0
+
+
+def test_annotation_counts_gpus_only_of_pods_with_a_claim() -> None:
+    claiming_pod = annotated('{"count": 2}', [{"name": "gpus", "resourceClaimTemplateName": "llama"}])
+    assert gpus_of(claiming_pod) == gpus_of(slim("Pod", claiming_pod)) == 2
+    assert gpus_of(annotated('{"count": 2}', [])) == 0, "a tenant without GPUs could block captures of others"
+
+
+def annotated(text: str, claims: list[Body]) -> Body:
+    """Return a pod with the annotation of the operator."""
+    metadata = {"name": "a", "annotations": {"specdecode.io/resource-claim": text}}
+    return {"metadata": metadata, "spec": {"containers": [], "resourceClaims": claims}}
