@@ -23,7 +23,15 @@ from specdecode_operator.cluster.client import ClusterError, ForbiddenError
 from specdecode_operator.cluster.device_slices import read_inventory
 from specdecode_operator.cluster.kubeconfig import ClusterView, open_cluster
 from specdecode_operator.cluster.nodes import GPU_RESOURCE, NodeFacts, gpus_of, node_facts
-from specdecode_operator.cluster.resources import DEPLOYMENT, NODE, POD, RESOURCE_SLICE, Resource
+from specdecode_operator.cluster.resources import (
+    CAPTURE_LABEL,
+    DEPLOYMENT,
+    NODE,
+    POD,
+    RESOURCE_SLICE,
+    TRAINING_LABEL,
+    Resource,
+)
 from specdecode_operator.cluster.rights import RELEASE, Scope, rights_in
 from specdecode_operator.cluster.storage_classes import is_default
 from specdecode_operator.sizing.devices import MEMORY_FIELD, find_device
@@ -297,7 +305,8 @@ def operator_finding(deployments: Reading[Sequence[Body]]) -> Finding:
     if isinstance(deployments, Unreadable):
         return unknown(_OPERATOR, deployments)
     if not deployments:
-        fix = "install it: kubectl apply --server-side -k manifests, or the chart specdecode-operator"
+        where = '(documentation: "Install the operator")'
+        fix = f"install the chart specdecode-operator, with an image that the nodes can pull {where}"
         return fail(_OPERATOR, "is not installed", fix)
     for first, second in combinations(deployments, 2):
         served, also = served_namespaces(first), served_namespaces(second)
@@ -462,10 +471,12 @@ def storage_findings(classes: Reading[Sequence[Body]]) -> list[Finding]:
 
 
 def claim_finding(claims: Reading[Sequence[Body]]) -> Finding:
-    """Check which claims several nodes, or several pods, can share."""
+    """Check which claims several nodes, or several pods, can share; those of captures and trainings hold no models."""
     subject = "claims"
     if isinstance(claims, Unreadable):
         return unknown(subject, claims)
+    written = {CAPTURE_LABEL, TRAINING_LABEL}
+    claims = [each for each in claims if written.isdisjoint(mapping(mapping(each, "metadata"), "labels"))]
     if not claims:
         return ok(subject, "none in the namespace: each pod downloads its models, unless spec.models refers to a claim")
     modes = [(_name(each), texts(mapping(each, "spec"), "accessModes")) for each in claims]

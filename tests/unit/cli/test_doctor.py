@@ -266,6 +266,9 @@ def test_access_modes_of_claims_are_graded() -> None:
     check(doctor.claim_finding([shared, writable]), OK, "spec.models.cache can use writable")
     check(doctor.claim_finding([shared]), OK, "spec.models.cache cannot use them")
     check(doctor.claim_finding(DENIED), WARN)
+    for label in ("specdecode.io/capture", "specdecode.io/training"):
+        single["metadata"]["labels"] = {label: "night"}
+        check(doctor.claim_finding([shared, single]), OK, "all 1")
 
 
 def labelled(level: str) -> dict[str, Any]:
