@@ -276,6 +276,12 @@ def _assumed_warnings(facts: Facts) -> Iterator[str]:
             )
             numbers = ", ".join(filter(None, told))
             yield f"{field}.assume: sizes of {model.name} use unverified values: {numbers}"
+    target = facts.pair.target
+    if facts.method is Method.DSPARK and facts.pair.draft is None and target.is_made_up:
+        yield (
+            f"the stages of DSpark in the checkpoint of {target.name} are only counted if spec.target.assume includes"
+            " them: check weightsGiB and kvBytesPerToken"
+        )
 
 
 def _scale_warnings(facts: Facts) -> Iterator[str]:

@@ -541,6 +541,14 @@ class HeadParts:
     refiner: Refiner | None = None
 
 
+@dataclass(frozen=True)
+class DSparkStages:
+    """Stages of DSpark in a target's own checkpoint."""
+
+    layers: tuple[Layer, ...]  # One per stage
+    parts: HeadParts
+
+
 MADE_UP_CLASS: Final = "AssumedForCausalLM"
 """Architecture of a model without a config.json (`families/assumed.py`)."""
 
@@ -573,6 +581,7 @@ class ModelGeometry:
     whole_elements: int = 0
     mtp_layers: int = 0  # Layers for multi-token prediction that its checkpoint also holds (num_nextn_predict_layers)
     mtp_block: tuple[Layer, ...] = ()  # Layers of each, if it is not one layer like the last (Nemotron 3)
+    dspark: DSparkStages | None = None  # None if its checkpoint holds none
     told_config: str = ""  # Overrides of its config.json that the engine needs, as JSON
     cache_element_bytes: int | None = None  # In the KV cache, if the checkpoint asks for FP8; None: the model's type
     drafts_in_parallel: bool = False  # Whether it was trained to propose all tokens in one pass (PARD, P-EAGLE)
@@ -582,7 +591,8 @@ class ModelGeometry:
     doubts: tuple[str, ...] = ()  # Contradictions and oddities of its config.json, a sentence for each
     stored: StoredWeights | None = None  # None if the headers of its files were not read
     layer_scale: tuple[int, int] = (1, 1)  # Bytes of its layers in the files, and by their shapes
-    mtp_scale: tuple[int, int] = (1, 1)  # The same of MTP layers; (1, 1) if they are scaled as all layers
+    # The same of MTP layers or stages of DSpark; (1, 1) if they are scaled as all layers
+    mtp_scale: tuple[int, int] = (1, 1)
     # Bytes of a token in the KV cache, and of a request's states, on one GPU, if the user gives them
     assumed_token_bytes: int | None = None
     assumed_state_bytes: int | None = None

@@ -9,7 +9,7 @@ from specdecode_operator.enums import METHODS_IN_PARALLEL, METHODS_OF_BLOCKS, SI
 from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration
 from specdecode_operator.sizing.config_fields import MAX_TOKENS
 from specdecode_operator.sizing.errors import PlanError
-from specdecode_operator.sizing.families.draft_heads import mtp_head
+from specdecode_operator.sizing.families.draft_heads import dspark_head, mtp_head
 from specdecode_operator.sizing.geometry import (
     TOKEN_ID_BYTES,
     ModelGeometry,
@@ -247,7 +247,8 @@ class Pair:
             if self.method == Method.DSPARK and not holds_stages:
                 message = f"{target.name} holds no stages of DSpark: name a draft, or use method ngram"
                 raise PlanError("speculation.draft", None, message)
-            return None
+            own = _dspark_draft(target) if self.method == Method.DSPARK else None
+            return None if own is None else (own, self.target_precision)
         precision = self.draft_precision or draft.checkpoint_precision or Precision.BF16
         if self.method == Method.MTP and draft.head is None:
             if not draft.mtp_block:
@@ -285,6 +286,9 @@ def loaded_draft(pair: Pair) -> tuple[ModelGeometry, Precision] | None:
     know it.
     """
     return pair.loaded_draft
+
+
+_dspark_draft = lru_cache(maxsize=MEMO_SIZE)(dspark_head)
 
 
 @lru_cache(maxsize=MEMO_SIZE)

@@ -266,7 +266,7 @@ def _other_drafts(question: Question, heads: Sequence[DraftHead], kind: str) -> 
 
 def _no_draft(question: Question) -> Iterator[Question]:
     pair = question.pair
-    if pair.draft is not None or pair.method == Method.MTP:
+    if pair.draft is not None or pair.method in (Method.MTP, Method.DSPARK):
         yield question.with_draft(without_speculation(pair), method=Method.NONE.value)
 
 

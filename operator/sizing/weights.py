@@ -433,6 +433,7 @@ def expected_file_bytes(geometry: ModelGeometry, *, output_head: bool) -> tuple[
     at_rest = loaded - tables * padding * geometry.hidden_size * geometry.dtype_bytes
     if geometry.tie_word_embeddings and output_head:
         at_rest += table  # a copy that the engine ignores
-    # Layers for multi-token prediction come with tables of their own, or without.
+    # Layers for multi-token prediction and stages of DSpark come with tables of their own, or without.
     layer = at_rest // max(geometry.num_layers, 1)
-    return at_rest, at_rest + geometry.mtp_layers * (layer + 2 * table)
+    further = geometry.mtp_layers + (len(geometry.dspark.layers) if geometry.dspark else 0)
+    return at_rest, at_rest + further * (layer + 2 * table)

@@ -26,6 +26,8 @@ from specdecode_operator.sizing.geometry import (
     TOKEN_ID_BYTES,
     VOCABULARY_PADDING,
     DenseMlp,
+    DSparkStages,
+    Experts,
     HeadParts,
     LatentAttention,
     Layer,
@@ -33,10 +35,14 @@ from specdecode_operator.sizing.geometry import (
     Refiner,
     SelfAttention,
     Tower,
+    padded_vocabulary,
 )
 from specdecode_operator.sizing.quantization import read_checkpoint
 from specdecode_operator.sizing.registered_classes import Unregistered, is_registered, unregistered
 from specdecode_operator.vllm.versions import LAUNCHED_VERSIONS, SIZED_VERSIONS, version_facts
+
+HOLDS_DSPARK: Final = "DeepseekV4"
+"""Beginning of architectures whose checkpoints may hold stages of DSpark (vLLM, config/speculative.py)."""
 
 _EAGLE3_AUXILIARY_STATES: Final = 3
 """Default number of the target's hidden states that an EAGLE-3 head joins: an early, a middle and a late layer's."""
@@ -638,9 +644,12 @@ def mtp_head(target: ModelGeometry) -> ModelGeometry:
         When the checkpoint has no module, or the engine cannot use them.
     """
     if not target.mtp_block:
+        instead = "eagle3 or draft_model with a draft, or ngram"
+        if target.dspark is not None:
+            instead = "dspark, whose stages it holds"
         message = (
             f"the checkpoint of {target.name} has no layers for multi-token prediction that vLLM can draft with; use "
-            "eagle3 or draft_model with a draft, or ngram"
+            f"{instead}"
         )
         raise PlanError("speculation.method", "mtp", message)
     size, count = target.hidden_size, target.mtp_layers
@@ -669,4 +678,65 @@ def mtp_head(target: ModelGeometry) -> ModelGeometry:
         tie_word_embeddings=True,
         final_norms=0,
         head=head,
+    )
+
+
+_STAGES_OF_DSPARK: Final = 3
+"""Number of stages if the file names none (vLLM, models/deepseek_v4/nvidia/dspark.py)."""
+
+_NUMBERS_ITS_STAGES: Final = "DeepseekV41"
+"""Family whose number of stages is its num_nextn_predict_layers; other files have 1 there."""
+
+
+def dspark_stages(model: ModelGeometry, fields: Fields) -> DSparkStages | None:
+    """Return the stages of DSpark that a checkpoint of DeepSeek V4 holds; None if its config.json names none.
+
+    Each is a layer like the model's last, in V4.1 with fewer experts. The first joins states of several layers of the
+    target, and the last has two tables of transitions and a row for the confidence. Embedding and output head are the
+    target's (vLLM, models/deepseek_v4/nvidia/dspark.py and models/deepseek_v41/nvidia/dspark.py). The joining layer,
+    which may be quantized, is counted in 16 bits, and the window of the stages is not counted on.
+    """
+    joined = fields.values.get("dspark_target_layer_ids")
+    if not model.architecture.startswith(HOLDS_DSPARK) or not isinstance(joined, list) or not joined:
+        return None
+    key = next((key for key in ("n_mtp_layers", "num_nextn_predict_layers") if fields.values.get(key)), None)
+    if key == "num_nextn_predict_layers" and not model.architecture.startswith(_NUMBERS_ITS_STAGES):
+        key = None
+    count = _STAGES_OF_DSPARK if key is None else fields.size(key)
+    layer, size = model.layers[-1], model.hidden_size
+    if isinstance(layer.feed_forward, Experts):
+        experts, top_k = layer.feed_forward.num_experts, layer.feed_forward.top_k
+        experts = fields.size("dspark_n_routed_experts", default=experts)
+        top_k = fields.size("dspark_num_experts_per_tok", default=top_k)
+        layer = replace(layer, feed_forward=replace(layer.feed_forward, num_experts=experts, top_k=top_k))
+    rank = fields.size("dspark_markov_rank") if fields.is_set("dspark_markov_rank") else 0
+    tables = (model.vocab_size + padded_vocabulary(model.vocab_size)) * rank
+    parts = HeadParts(
+        output_rows=model.vocab_size,
+        shares_embedding=True,
+        shares_output=True,
+        shares_on_last_stage=False,
+        # With the norms of the joined states and before the output head.
+        whole_elements=len(joined) * size * size + 2 * size + tables,
+        whole_bytes=(size + rank) * FLOAT32_BYTES,
+        auxiliary_states=len(joined),
+    )
+    return DSparkStages((layer,) * count, parts)
+
+
+def dspark_head(target: ModelGeometry) -> ModelGeometry | None:
+    """Return the draft that a target's own stages of DSpark make; None if it has none."""
+    if target.dspark is None:
+        return None
+    return replace(
+        target,
+        name=f"DSpark stages of {target.name}",
+        layers=target.dspark.layers,
+        layer_scale=target.layer_scale if target.mtp_scale == (1, 1) else target.mtp_scale,
+        ropes=(),
+        tower=Tower(),
+        dspark=None,
+        tie_word_embeddings=True,
+        final_norms=0,
+        head=target.dspark.parts,
     )

@@ -24,6 +24,7 @@ from specdecode_operator.sizing.families.decoder import (
     has_indexer,
     model_rope,
 )
+from specdecode_operator.sizing.families.draft_heads import dspark_stages
 from specdecode_operator.sizing.geometry import (
     DEFAULT_FORMATS,
     TOKEN_ID_BYTES,
@@ -550,6 +551,9 @@ def estimated_geometry(
     text, doubts = _settled(_language_model(fields), _levels(fields))
     model = _decoder(text, architecture, stored, doubts)
     model = replace(model, tower=tower or _tower(fields, stored, model.dtype_bytes))
+    if (stages := dspark_stages(model, text)) is not None:
+        # They take the place of layers for multi-token prediction, which such checkpoints lack.
+        return _estimated(replace(model, dspark=stages), because.field, stored)
     count = _number(text, _PREDICTS, 0)
     if count and model.layers:
         block = model.layers[-1] if model.checkpoint is None else in_16_bits_for_prediction(model.layers[-1], text)
@@ -769,14 +773,16 @@ def _scaled(model: ModelGeometry, stored: StoredWeights | None) -> ModelGeometry
 
 
 def _prediction_scale(model: ModelGeometry, stored: StoredWeights) -> tuple[int, int]:
-    """Return the bytes of layers for multi-token prediction in the files, and as their shapes give them.
+    """Return the bytes of MTP layers or stages of DSpark in the files, and as their shapes give them.
 
     Files often hold them in 16 bits next to quantized layers, and their experts may have other sizes.
     """
-    projections = model.mtp_layers * 2 * model.hidden_size**2 * model.dtype_bytes
-    in_files = stored.prediction_bytes - projections
-    if not model.mtp_block or in_files <= 0:
+    predicting, others = model.mtp_block * model.mtp_layers, model.mtp_layers * 2 * model.hidden_size**2
+    if model.dspark is not None:
+        predicting, others = model.dspark.layers, model.dspark.parts.whole_elements
+    in_files = stored.prediction_bytes - others * model.dtype_bytes
+    if not predicting or in_files <= 0:
         return (1, 1)
-    layers = replace(model, layers=model.mtp_block * model.mtp_layers, final_norms=0, layer_scale=(1, 1))
+    layers = replace(model, layers=predicting, final_norms=0, layer_scale=(1, 1))
     precision = model.checkpoint_precision or Precision.BF16
     return in_files, int(weight_parts(layers, precision, Split(1), whole_model(layers))["layers"])

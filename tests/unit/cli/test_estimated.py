@@ -132,6 +132,17 @@ def test_assumed_head_is_accepted_for_any_head_method(specdecode: Specdecode, wr
     assert [each["knowledge"] for each in found["models"]] == ["exact", "assumed"], result.output
 
 
+def test_plan_warns_that_assumed_sizes_must_include_stages_of_dspark(
+    specdecode: Specdecode, write: WriteObject
+) -> None:
+    target = {"model": "my/new", "assume": {"weightsGiB": "14.5", "kvBytesPerToken": 131_072}}
+    speculation, serving = {"method": "dspark", "numSpeculativeTokens": 3}, {"maxModelLen": 8192}
+    path = write("s.yaml", manifest("s", target=target, speculation=speculation, serving=serving, parallelism={}))
+    result = specdecode("plan", path)
+    assert result.exit_code == 0
+    assert "stages of DSpark in the checkpoint of my/new are only counted if" in result.stderr
+
+
 def test_assumed_weights_alone_do_not_size_an_unknown_model(specdecode: Specdecode, write: WriteObject) -> None:
     assert specdecode("plan", assuming(write, "my/new", weightsGiB="14.5")).exit_code == 5
 

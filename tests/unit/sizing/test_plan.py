@@ -743,6 +743,15 @@ def test_mtp_is_proposed_for_targets_with_mtp_layers(make_pair: PairFactory) -> 
     assert "speculation.method: mtp" not in [fix.change for fix in plan_on_gpus(plain, EIGHT_H100_SPREAD, 1).fixes]
 
 
+def test_serving_without_speculation_is_proposed_for_stages_of_dspark(make_pair: PairFactory) -> None:
+    target = find_geometry("deepseek-ai/DeepSeek-V4-Flash-DSpark")
+    assert target is not None
+    base = make_pair("FP8", min_concurrency=40, max_num_seqs=64)
+    pair = replace(base, target=target, draft=None, draft_precision=None, method="dspark", num_speculative_tokens=5)
+    changes = [fix.change for fix in plan_on_gpus(pair, EIGHT_H100_SPREAD, 4).fixes]
+    assert "speculation.method: none" in changes
+
+
 @pytest.mark.parametrize("published", published_heads(), ids=lambda published: published.head)
 def test_published_head_matches_the_width_of_its_targets(published: PublishedHead) -> None:
     for target_id in published.targets:

@@ -23,6 +23,7 @@ from specdecode_operator.sizing.memory.buffers import state_bytes
 from specdecode_operator.sizing.memory.kv_cache import (
     cache_layout,
     cached_layers,
+    kv_bytes_per_token,
     pool_blocks,
     pool_capacity,
     stage_weights,
@@ -176,6 +177,31 @@ def test_mtp_is_refused_for_targets_without_mtp_layers(make: PairMaker, target: 
     assert (caught.value.field, caught.value.value) == ("speculation.method", "mtp")
     assert target in caught.value.message
     assert "use eagle3 or draft_model" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("target", "parameters"),
+    [
+        # vllm-project/recipes@01b04887fd36:models/deepseek-ai/DeepSeek-V4.1-Flash.yaml: "roughly 14B".
+        ("deepseek-ai/DeepSeek-V4.1-Flash", 14e9),
+        # Three stages of 256 experts with three matrices of 4096 x 2048.
+        ("deepseek-ai/DeepSeek-V4-Flash-DSpark", 19.3e9),
+    ],
+)
+def test_stages_of_dspark_are_counted_as_the_draft(make: PairMaker, target: str, parameters: float) -> None:
+    pair = make(target, "dspark", 5)
+    without, split = make(target, "none", 0), Parallelism(2)
+    (weights,), (alone,) = stage_weights(pair, split), stage_weights(without, split)
+    # A rank has half of the stages, mostly in 4 bits with a scale of 8 bits per 32. The estimate is the larger one.
+    known = parameters / 2 * (0.5 + 1 / 32)
+    assert known < weights.draft_bytes < 1.25 * known
+    assert (weights.target_bytes, alone.draft_bytes) == (alone.target_bytes, 0)
+    assert kv_bytes_per_token(pair, split) > kv_bytes_per_token(without, split)
+
+
+def test_mtp_is_refused_for_checkpoints_with_stages_of_dspark(make: PairMaker) -> None:
+    with pytest.raises(PlanError, match="use dspark, whose stages it holds"):
+        loaded_draft(make("deepseek-ai/DeepSeek-V4.1-Flash", "mtp", 3))
 
 
 @pytest.mark.parametrize(("tokens", "allowed"), [(1, True), (2, True), (3, False), (4, True), (5, False)])

@@ -12,7 +12,7 @@ from specdecode_operator.sizing.catalogue import find_geometry, hub_ids
 from specdecode_operator.sizing.devices import find_device
 from specdecode_operator.sizing.errors import GeometryError
 from specdecode_operator.sizing.families.architectures import geometry_from_config, head_from_config
-from specdecode_operator.sizing.families.draft_heads import mtp_head
+from specdecode_operator.sizing.families.draft_heads import dspark_head, mtp_head
 from specdecode_operator.sizing.geometry import Experts, LatentAttention, ModelGeometry, SelfAttention, StoredWeights
 from specdecode_operator.sizing.memory.budget import Budget, EngineLimits, Pair, estimate
 from specdecode_operator.sizing.memory.kv_cache import cached_layers
@@ -350,6 +350,46 @@ def test_mtp_layer_weights_are_those_in_the_headers() -> None:
     assert loaded_head_bytes(draft, Precision.BF16, Split(1)) == pytest.approx(5 * GIB, rel=1e-4)
     without = mtp_head(geometry_from_config("new", PREDICTING, stored(9 * GIB)))
     assert loaded_head_bytes(without, Precision.BF16, Split(1)) < GIB
+
+
+STAGED: dict[str, Any] = (
+    NEW
+    | {"architectures": ["DeepseekV4ForCausalLM"], "dspark_target_layer_ids": [29, 30, 31], "dspark_markov_rank": 256}
+    | {**EXPERTS, "n_routed_experts": 64, "num_nextn_predict_layers": 1}
+)
+
+
+def stages_of(config: dict[str, Any], headers: StoredWeights | None = None) -> ModelGeometry:
+    draft = dspark_head(geometry_from_config("new", config, headers))
+    assert draft is not None
+    return draft
+
+
+@pytest.mark.parametrize(
+    ("changed", "stages", "experts"),
+    [
+        ({}, 3, 64),
+        ({"n_mtp_layers": 2}, 2, 64),
+        ({"architectures": ["DeepseekV41ForCausalLM"], "num_nextn_predict_layers": 4}, 4, 64),
+        ({"dspark_n_routed_experts": 16}, 3, 16),
+    ],
+)
+def test_stages_of_dspark_follow_the_config(changed: dict[str, Any], stages: int, experts: int) -> None:
+    draft = stages_of(STAGED | changed)
+    parts = [layer.feed_forward for layer in draft.layers]
+    assert [part.num_experts for part in parts if isinstance(part, Experts)] == [experts] * stages
+
+
+def test_weights_of_dspark_stages_are_those_in_the_headers() -> None:
+    headers = stored(9 * GIB, **{"mtp.0": 2 * GIB, "mtp.1": 2 * GIB})
+    assert loaded_head_bytes(stages_of(STAGED, headers), Precision.BF16, Split(1)) == pytest.approx(4 * GIB, rel=1e-4)
+
+
+@pytest.mark.parametrize("changed", [{"architectures": ["BrandNewForCausalLM"]}, {"dspark_target_layer_ids": None}])
+def test_other_models_have_no_stages_of_dspark(changed: dict[str, Any]) -> None:
+    model = geometry_from_config("new", STAGED | changed)
+    assert dspark_head(model) is None
+    assert model.mtp_layers == 1
 
 
 def test_known_class_headers_are_compared_without_mtp_parts() -> None:
