@@ -224,6 +224,13 @@ def known_drafts(target: str) -> tuple[KnownDraft, ...]:
     return tuple(sorted([*named, *published], key=lambda each: (each.tokens is None, each.method, each.draft or "")))
 
 
+def builds_with_own_draft(model_id: str, method: str) -> tuple[str, ...]:
+    """Return the known hub ids of the same model whose checkpoints hold the draft of a method (mtp or dspark)."""
+    rows = (each for each in read_data("drafts.json")["drafts"] if each["method"] == method and not each.get("draft"))
+    named = dict.fromkeys(target for each in rows for target in each["targets"])
+    return tuple(each for each in named if each != model_id and is_variant(each, model_id))
+
+
 def drafts_by(model_id: str) -> str | None:
     """Return the method by which a draft with this hub id proposes; None if it is not a head, or not known."""
     geometry = sized_geometry(model_id)

@@ -7,9 +7,10 @@ from typing import Final, TypeVar
 
 from specdecode_operator.enums import METHODS_IN_PARALLEL, METHODS_OF_BLOCKS, SIXTEEN_BIT_BYTES, Method, Precision
 from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration
+from specdecode_operator.sizing.catalogue import builds_with_own_draft
 from specdecode_operator.sizing.config_fields import MAX_TOKENS
 from specdecode_operator.sizing.errors import PlanError
-from specdecode_operator.sizing.families.draft_heads import dspark_head, mtp_head
+from specdecode_operator.sizing.families.draft_heads import HOLDS_DSPARK, dspark_head, mtp_head
 from specdecode_operator.sizing.geometry import (
     TOKEN_ID_BYTES,
     ModelGeometry,
@@ -42,9 +43,6 @@ _PADDED_AT_MOST: Final = 1024
 
 _TIED_ON_ONE_STAGE: Final = "Ernie4_5_MoeForCausalLM"
 """Class that ties an output head which only the last stage has (vLLM up to 0.33, ernie45_moe.py)."""
-
-_HOLDS_DSPARK: Final = "DeepseekV4"
-"""Targets whose checkpoints hold stages of DSpark, which are part of their weights (config/speculative.py)."""
 
 _STRETCHED_IN_FILE: Final = "Gemma3"
 """Its max_position_embeddings is multiplied already (vLLM, config/model.py, _get_and_verify_max_len)."""
@@ -243,11 +241,9 @@ class Pair:
         if draft is None:
             if self.method == Method.MTP:
                 return prediction_draft(target, self.num_speculative_tokens), self.target_precision
-            holds_stages = target.is_made_up or target.architecture.startswith(_HOLDS_DSPARK)
-            if self.method == Method.DSPARK and not holds_stages:
-                message = f"{target.name} holds no stages of DSpark: name a draft, or use method ngram"
-                raise PlanError("speculation.draft", None, message)
             own = _dspark_draft(target) if self.method == Method.DSPARK else None
+            if self.method == Method.DSPARK and own is None and not target.is_made_up:
+                raise PlanError("speculation.draft", None, _no_stages(target))
             return None if own is None else (own, self.target_precision)
         precision = self.draft_precision or draft.checkpoint_precision or Precision.BF16
         if self.method == Method.MTP and draft.head is None:
@@ -286,6 +282,17 @@ def loaded_draft(pair: Pair) -> tuple[ModelGeometry, Precision] | None:
     know it.
     """
     return pair.loaded_draft
+
+
+def _no_stages(target: ModelGeometry) -> str:
+    """Return why a target cannot draft with its own stages of DSpark, and what can."""
+    # vLLM reads the key without a default (models/deepseek_v4/nvidia/dspark.py, DSparkDeepseekV4Model).
+    may_hold = target.architecture.startswith(HOLDS_DSPARK)
+    because = ", because its config.json has no dspark_target_layer_ids" if may_hold else ""
+    builds = builds_with_own_draft(target.name, Method.DSPARK)
+    instead = f"set target.model to {' or '.join(builds)}" if builds else "name a draft"
+    method = Method.MTP if target.mtp_block else Method.NGRAM
+    return f"{target.name} holds no stages of DSpark{because}: {instead}, or use method {method}"
 
 
 _dspark_draft = lru_cache(maxsize=MEMO_SIZE)(dspark_head)

@@ -124,7 +124,7 @@ def problems(spec: Body) -> dict[str, str]:
 
 def test_adaptive_verification_is_rejected_with_adapters() -> None:
     speculation = {"method": "dspark", "numSpeculativeTokens": 5, "adaptiveVerification": True}
-    spec = {"target": {"model": "deepseek-ai/DeepSeek-V4-Flash"}, "speculation": speculation, "adapters": [SQL]}
+    spec = {"target": {"model": "deepseek-ai/DeepSeek-V4-Flash-0731"}, "speculation": speculation, "adapters": [SQL]}
     assert "spec.adapters" in problems(spec)["spec.speculation.adaptiveVerification"]
 
 

@@ -105,6 +105,7 @@ GOOD = {
     "layers of another checkpoint": head("mtp", config_of("Qwen/Qwen3.5-27B"), target="Qwen/Qwen3.5-27B"),
     "dflash": head("dflash", config_of(f"{SPECFORGE}/qwen3-8b-dflash.json")),
     "dspark": head("dspark", DSPARK),
+    "stages inside the target": without_draft("dspark", "deepseek-ai/DeepSeek-V4.1-Flash", 5),
     "mtp": without_draft("mtp", "deepseek-ai/DeepSeek-V3", 2),
     "ngram_gpu": without_draft("ngram_gpu", QWEN, 4),
     "suffix": without_draft("suffix", QWEN, 8, engine={"image": "registry.example/vllm-arctic:v0.32.0"}),
@@ -196,7 +197,17 @@ BAD = {
     "stages of DSpark in a target without": (
         without_draft("dspark", QWEN, 4),
         "spec.speculation.draft",
-        "holds no stages of DSpark",
+        "holds no stages of DSpark: name a draft, or use method ngram",
+    ),
+    "stages of DSpark in another checkpoint of the target": (
+        without_draft("dspark", "nvidia/DeepSeek-V4-Flash-NVFP4", 7),
+        "spec.speculation.draft",
+        "set target.model to deepseek-ai/DeepSeek-V4-Flash-0731 or deepseek-ai/DeepSeek-V4-Flash-DSpark, or use",
+    ),
+    "stages of DSpark in checkpoints that the catalogue cannot size": (
+        without_draft("dspark", "deepseek-ai/DeepSeek-V4-Pro", 7),
+        "spec.speculation.draft",
+        "set target.model to deepseek-ai/DeepSeek-V4-Pro-0813 or deepseek-ai/DeepSeek-V4-Pro-DSpark",
     ),
     "DFlash 2 on the CPU": (
         head("dflash", DFLASH2, k=7, **ON_CPU),

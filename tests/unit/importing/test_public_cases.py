@@ -108,7 +108,7 @@ def test_other_method_without_k_is_a_decision() -> None:
 
 def test_dspark_without_a_draft_uses_the_target() -> None:
     """vllm-project/recipes DeepSeek-V4-Flash: vLLM takes the target's own checkpoint."""
-    migration = command("deepseek-ai/DeepSeek-V4-Flash", sc={"method": "dspark", "num_speculative_tokens": 3})
+    migration = command("deepseek-ai/DeepSeek-V4-Flash-0731", sc={"method": "dspark", "num_speculative_tokens": 3})
     assert speculation(migration) == {"method": "dspark", "numSpeculativeTokens": 3}
 
 
