@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from itertools import chain
 from typing import Any, Final
 
 from specdecode_operator.enums import METHODS_WITH_DRAFT
@@ -72,19 +73,19 @@ def find_geometry(model_id: str, method: str | None = None) -> ModelGeometry | N
     if entry is None:
         return None
     # A head's own config.json may have the architecture of its target: the method tells them apart.
-    head_method = next((head.method for head in published_heads() if head.head == model_id), None) or next(
-        (
-            each["method"]
-            for each in read_data("drafts.json")["drafts"]
-            if each.get("draft") == model_id and each["method"] in METHODS_WITH_DRAFT
-        ),
-        None,
-    )
-    if head_method is not None:
+    head_method = _named_method(model_id)
+    if head_method is not None and head_method in METHODS_WITH_DRAFT:
         return head_from_config(model_id, entry.config, head_method)
     geometry = geometry_from_config(model_id, entry.config)
     read_as_head = method is not None and method_of_head(geometry) is not None
     return head_from_config(model_id, entry.config, method or "") if read_as_head else geometry
+
+
+def _named_method(model_id: str) -> str | None:
+    """Return the method that a source names for a draft, whether its size is known or not; None without a source."""
+    published = (head.method for head in published_heads() if head.head == model_id)
+    listed = (each["method"] for each in read_data("drafts.json")["drafts"] if each.get("draft") == model_id)
+    return next(chain(published, listed), None)
 
 
 @lru_cache(maxsize=MEMO_SIZE)
@@ -232,7 +233,9 @@ def builds_with_own_draft(model_id: str, method: str) -> tuple[str, ...]:
 
 
 def drafts_by(model_id: str) -> str | None:
-    """Return the method by which a draft with this hub id proposes; None if it is not a head, or not known."""
+    """Return the method by which a draft with this hub id proposes; None if it is not known as a draft."""
+    if (named := _named_method(model_id)) is not None:
+        return named
     geometry = sized_geometry(model_id)
     return None if geometry is None else method_of_head(geometry)
 

@@ -170,6 +170,24 @@ def test_init_prints_a_manifest_that_does_not_fit_and_exits_with_4(specdecode: S
 
 
 @pytest.mark.parametrize(
+    ("target", "draft", "method"),
+    [
+        ("Qwen/Qwen3-8B", "RedHatAI/Qwen3-8B-speculator.dflash", "dflash"),
+        ("Qwen/Qwen3-8B", "RedHatAI/Qwen3-8B-speculator.peagle", "eagle3"),
+        ("google/gemma-4-12B-it", "google/gemma-4-12B-it-assistant", "mtp"),
+        (TARGET, DRAFT, "draft_model"),
+    ],
+)
+def test_method_defaults_to_that_of_a_known_draft_of_any_size(
+    specdecode: Specdecode, target: str, draft: str, method: str
+) -> None:
+    result = specdecode("init", "--model", target, "--draft", draft, "-K", 7)
+    assert yaml.safe_load(result.stdout)["spec"]["speculation"]["method"] == method
+    rejected = specdecode("plan", "--model", target, "--draft", draft, "-K", 33)
+    assert f"method {method} takes at most 32" in rejected.stdout
+
+
+@pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (("--tp", 2), "error: --model is missing"),
