@@ -172,7 +172,7 @@ class Description:
         from specdecode_operator.api.base import API_VERSION  # noqa: PLC0415
         from specdecode_operator.api.deployment import KIND  # noqa: PLC0415
         from specdecode_operator.api.deployment_rules import NAME_MAX_LENGTH  # noqa: PLC0415
-        from specdecode_operator.cli.input_files import Document  # noqa: PLC0415
+        from specdecode_operator.cli.input_files import THE_OPTIONS, Document  # noqa: PLC0415
         from specdecode_operator.vllm.profiles import UnknownEngineVersionError, find_profile  # noqa: PLC0415
 
         if self.model is None:
@@ -211,7 +211,7 @@ class Description:
             name = name.strip("-") if name.strip("-")[:1].isalpha() else f"model-{name}"
             name = name[:NAME_MAX_LENGTH].strip("-")
         metadata = {"name": name} | ({"namespace": namespace} if namespace else {})
-        return Document("the options", {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec})
+        return Document(THE_OPTIONS, {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec})
 
 
 def with_description(command: Callable[..., None]) -> Callable[..., None]:

@@ -40,6 +40,9 @@ from specdecode_operator.untrusted_yaml import parse_yaml_or_json
 if TYPE_CHECKING:
     from specdecode_operator.importing.foreign import ForeignServer
 
+THE_OPTIONS = "the options"
+"""Name of the source of an object that the options of the command line describe."""
+
 _SUFFIXES = (".yaml", ".yml", ".json")
 _SHOWN_OTHERS = 3
 _IMPORTED = ("Deployment", "StatefulSet", "InferenceService", "LLMInferenceService", "DynamoGraphDeployment")

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Final
 
 from specdecode_operator.api.deployment import Key, SpecDecodeDeploymentSpec
 from specdecode_operator.api.spec_problems import admitted_object
-from specdecode_operator.cli.input_files import Document, InputOptions, Inputs, Models, Reading, with_configs
+from specdecode_operator.cli.input_files import (
+    THE_OPTIONS,
+    Document,
+    InputOptions,
+    Inputs,
+    Models,
+    Reading,
+    with_configs,
+)
 from specdecode_operator.cli.options import ExitCode
 from specdecode_operator.cli.terminal import say, say_line
 from specdecode_operator.cli.text_files import DocumentError
@@ -27,7 +35,7 @@ from specdecode_operator.deployment.startup_estimate import planned_startup
 from specdecode_operator.deployment.validation import check_without_models, refuse_pod_template, valid_facts
 from specdecode_operator.deployment.warnings import plan_notes, plan_warnings, spec_doubts, token_doubts
 from specdecode_operator.enums import Method, Precision
-from specdecode_operator.problems import InvalidSpecError, Problem, printable
+from specdecode_operator.problems import MISSING, InvalidSpecError, Problem, printable
 from specdecode_operator.sizing.catalogue import same_beginning, similar_model
 from specdecode_operator.sizing.devices import family_of, find_device, uncalibrated_note
 from specdecode_operator.sizing.kernel_support import adaptive_doubt
@@ -300,7 +308,17 @@ def _answer(document: Document, inputs: Inputs, *, products: tuple[str, ...], ev
         planned = _with_startup(planned, plan, inputs.rates)
         return replace(planned, precisions=full_matrix(facts, nodes, plan)) if every_precision else planned
     except InvalidSpecError as error:
-        return Answer(document, INVALID, str(error), problems=tuple(error.problems))
+        problems = tuple(error.problems)
+        if document.file == THE_OPTIONS:
+            problems = tuple(map(_with_option, problems))
+        return Answer(document, INVALID, "; ".join(map(str, problems)), problems=problems)
+
+
+def _with_option(problem: Problem) -> Problem:
+    """Return a missing field with its option on the command line."""
+    if (problem.field, problem.value) != ("spec.speculation.numSpeculativeTokens", MISSING):
+        return problem
+    return replace(problem, message=f"{problem.message} (option -K)")
 
 
 def _planned(

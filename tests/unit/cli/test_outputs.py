@@ -211,6 +211,19 @@ def test_invalid_options_are_reported_and_nothing_is_written(
     assert said in result.stdout + result.stderr
 
 
+def test_missing_tokens_are_reported_with_first_values_by_method_and_the_option(
+    specdecode: Specdecode, write: WriteObject
+) -> None:
+    described = specdecode("plan", "--model", "Qwen/Qwen3-8B", "--draft", "AngelSlim/Qwen3-8B_eagle3")
+    file = write("a.yaml", manifest("a", speculation={"method": "dflash", "draft": {"model": "my/head"}}))
+    written = specdecode("plan", file)
+    for result, method in ((described, "eagle3"), (written, "dflash")):
+        assert f"method {method} needs it: set it to 1 to 32; begin with 3 for eagle3, 1 for mtp, 7" in result.stdout
+        assert "15 for dflash" in result.stdout
+    assert "(option -K)" in described.stdout
+    assert "-K" not in written.stdout
+
+
 def test_file_and_model_options_exclude_each_other(specdecode: Specdecode, write: WriteObject) -> None:
     file = write("a.yaml", manifest("a"))
     result = specdecode("plan", file, "--model", TARGET)
