@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from typing import Final
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
@@ -18,7 +19,7 @@ from specdecode_operator.enums import (
     Quantization,
 )
 from specdecode_operator.problems import Problem, shown_or_missing
-from specdecode_operator.sizing.catalogue import made_for
+from specdecode_operator.sizing.catalogue import known_drafts, made_for
 from specdecode_operator.sizing.errors import PlanError, SizingError
 from specdecode_operator.sizing.families import draft_heads
 from specdecode_operator.sizing.geometry import ModelGeometry
@@ -214,7 +215,9 @@ def _unless_mapped(spec: SpecDecodeDeploymentSpec, pair: Pair, profile: EnginePr
 
 
 def _other_head(target: ModelGeometry, method: Method) -> str:
-    known = next((head.geometry.name for head in known_heads(target.name) if head.method == method), None)
+    sized = (head.geometry.name for head in known_heads(target.name) if head.method == method)
+    named = (each.draft for each in known_drafts(target.name) if each.method == method and each.draft is not None)
+    known = next(chain(sized, named), None)
     return f"choose a head that was made for {target.name}" + (f", such as {known}" if known else "")
 
 

@@ -435,6 +435,11 @@ CASES: dict[str, Any] = {
         rf"choose a head that was made for {LLAMA_8B}, such as (\S+)$",
         with_draft,
     ),
+    "a head for a target whose heads are only listed": (
+        pair("Qwen/Qwen3-32B", "AngelSlim/Qwen3-8B_eagle3", "eagle3"),
+        r"choose a head that was made for Qwen/Qwen3-32B, such as (\S+)$",
+        with_draft,
+    ),
     "sorted inputs at tensor 1": (
         {**GPTQ, "parallelism": {"tensor": 1}},
         r"^spec.target.model: acme/gptq: .*or vLLM ([\d.]+), which still loads it$",
