@@ -26,6 +26,7 @@ from specdecode_operator.deployment.models.model_locations import (
     NO_MODELS,
     KnownModels,
     ModelSource,
+    meant_model,
     undescribed_models,
 )
 from specdecode_operator.deployment.planning import (
@@ -130,18 +131,27 @@ def deployment_remarks(
             check()
         except InvalidSpecError as error:
             yield from refusals(error)
+    misspelt: tuple[Problem, ...] = ()  # The caller reports unknown models that it passes
     try:
         known = {**known, **known_checkpoints(spec, {}, site_facts_of(spec, terms.site_facts))}
         if unknown is None:
             unknown = {field: source for field, source in undescribed_models(spec).items() if source not in known}
+            misspelt = tuple(_misspelt_names(unknown))
         if unknown:
             profile = check_without_models(spec, unknown)
-            doubts = (*spec_doubts(spec, profile), *token_doubts(spec))
+            doubts = (*misspelt, *spec_doubts(spec, profile), *token_doubts(spec))
             yield from (Remark(Level.WARNING, PLAN_WARNING, doubt) for doubt in doubts)
             return
         yield from _of_plan(key, valid_facts(spec, known, terms.calibration), terms, known)
     except InvalidSpecError as error:
         yield from refusals(error)
+
+
+def _misspelt_names(unknown: Mapping[str, ModelSource]) -> Iterator[Problem]:
+    """Yield each unknown model whose name is close to one of the catalogue."""
+    for path, source in unknown.items():
+        if meant := meant_model(path, source):
+            yield Problem(f"{path}.model", source.model, f"is not in the catalogue, did you mean {meant}?")
 
 
 def capture_remarks(spec: SpecDecodeCaptureSpec, terms: Terms) -> Iterator[Remark]:

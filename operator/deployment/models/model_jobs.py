@@ -30,6 +30,7 @@ from specdecode_operator.deployment.models.model_locations import (
     downloads_to_cache,
     fetched_models,
     hub_environment,
+    meant_model,
     model_path,
     volume_of,
 )
@@ -46,6 +47,7 @@ from specdecode_operator.untrusted import parse_json
 RESOLVING, DOWNLOADING = "ResolvingModel", "DownloadingModels"
 WITHOUT_POD: Final = "if it has no pod, a quota or policy may reject it: see kubectl describe job"
 _Answer = TypeVar("_Answer")
+_MAY_BE_MISSPELT: Final = frozenset({"HubRefused", "HubUnreachable", "ModelNotFound"})
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,8 @@ class ModelJob(Generic[_Answer]):
                 what = f"{field}.model: {self.place(source)}: {answer.message}"
                 remedy = self.remedies.get(answer.reason, "").format(field=field, claim=source.claim)
                 again = "" if answer.permanent else "retried automatically"
+                meant = meant_model(field, source) if answer.reason in _MAY_BE_MISSPELT else None
+                what += "" if meant is None else f" (did you mean {meant}?)"
                 return Blocked(answer.reason, "; ".join(filter(None, [what, remedy, again])), answer.permanent)
         return None
 

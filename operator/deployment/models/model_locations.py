@@ -15,7 +15,7 @@ from specdecode_operator.deployment.conditions import Blocked
 from specdecode_operator.deployment.models.checkpoint_reader import Checkpoint
 from specdecode_operator.enums import Quantization
 from specdecode_operator.sizing.arithmetic import MIB, gib_to_bytes
-from specdecode_operator.sizing.catalogue import find_entry
+from specdecode_operator.sizing.catalogue import find_entry, similar_model
 from specdecode_operator.sizing.families.assumed import Assumption
 from specdecode_operator.untrusted import mapping, objects
 from specdecode_operator.vllm.environment import manifest_variables
@@ -309,6 +309,15 @@ def undescribed_models(spec: SpecDecodeDeploymentSpec) -> dict[str, ModelSource]
     """Return the models that are not in the spec or the catalogue, by field."""
     found = models_without_config(spec).items()
     return {field: model_source(spec, model) for field, model in found if not assumption_of(model).is_complete}
+
+
+def meant_model(field: str, source: ModelSource) -> str | None:
+    """Return the id in the catalogue that a hub id probably misspells; None for other names and for volumes."""
+    if source.on_volume or find_entry(source.model) is not None:
+        return None
+    kinds = (True, False) if field == DRAFT else (False,)
+    found = (similar_model(source.model, heads=heads) for heads in kinds)
+    return next((each for each in found if each is not None), None)
 
 
 def models_without_config(spec: SpecDecodeDeploymentSpec) -> dict[str, ServedModel | ModelCheckpoint]:

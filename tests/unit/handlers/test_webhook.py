@@ -133,6 +133,24 @@ def test_unknown_model_is_allowed_and_its_spec_still_checked() -> None:
     assert not asked(deployment(bad))["allowed"]
 
 
+@pytest.mark.parametrize(
+    ("model", "meant"),
+    [
+        ("Qwen/Qwen3-8b", "Qwen/Qwen3-8B"),
+        ("Qwen/Qwen2.5-7B-Instuct", "Qwen/Qwen2.5-7B-Instruct"),
+        ("acme/Qwen3-8B", None),
+    ],
+)
+def test_misspelt_hub_model_is_allowed_with_the_known_name(model: str, meant: str | None) -> None:
+    target = {"model": model}
+    response = asked(deployment({"target": target}))
+    expected = [f"spec.target.model: {model}: is not in the catalogue, did you mean {meant}?"] if meant else None
+    assert response["allowed"]
+    assert response.get("warnings") == expected
+    of_volume = {"target": target, "models": {"volume": {"persistentVolumeClaim": {"claimName": "models"}}}}
+    assert "warnings" not in asked(deployment(of_volume))
+
+
 def test_facts_files_are_used_for_the_verdict() -> None:
     weights = Weights(5_771_776, 39, True, {"BF16": 5_771_776}, {})
     terms = Terms(site_facts={"site/tiny": SiteFacts("tiny.json", "1", Checkpoint(TINY_CONFIG, weights))})

@@ -201,6 +201,26 @@ def test_reader_failure_names_field_value_and_fix(reason: str) -> None:
     assert message.endswith("retried automatically") is (reconciling == "True")
 
 
+@pytest.mark.parametrize(("reason", "asks"), [("HubRefused", True), ("HubUnreachable", True), ("ConfigTooLong", False)])
+@pytest.mark.parametrize(
+    ("field", "misspelt", "meant"),
+    [
+        ("target", "Qwen/Qwen3-8b", "Qwen/Qwen3-8B"),
+        ("speculation.draft", "AngelSlim/Qwen3-8B_eagel3", "AngelSlim/Qwen3-8B_eagle3"),
+        ("speculation.draft", "Qwen/Qwen3-0.6b", "Qwen/Qwen3-0.6B"),
+    ],
+)
+def test_reader_failure_asks_whether_a_known_model_was_meant(
+    reason: str, asks: bool, field: str, misspelt: str, meant: str
+) -> None:
+    spec = pair_70b()
+    model = spec["target"] if field == "target" else spec["speculation"]["draft"]
+    model["model"] = misspelt
+    message = failed(spec, message=pack_error(CheckpointError(reason, "what went wrong")), exit_code=1)["Ready"][2]
+    assert message.startswith(f"spec.{field}.model: {misspelt} on the hub: what went wrong")
+    assert (f"what went wrong (did you mean {meant}?); " in message) is asks
+
+
 @pytest.mark.parametrize(
     ("ended", "reason", "words"),
     [
