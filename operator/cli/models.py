@@ -138,8 +138,8 @@ def drafts_command(
 ) -> None:
     """List drafts that are published or recommended for a target: method, size, tokens per step, source.
 
-    A draft without an id is the target's own layers for multi-token prediction. A draft of unknown size is not in the
-    catalogue: to plan with it, add --hub or --facts. Exits with 5 when no draft is known.
+    A draft without an id is part of the target's own checkpoint. A draft of unknown size is not in the catalogue: to
+    plan with it, add --hub or --facts. Exits with 5 when no draft is known.
     """
     rows: list[dict[str, Any]] = []
     for each in catalogue.known_drafts(model):
