@@ -201,6 +201,7 @@ def _without_job(
     if not isinstance(source, Blocked):
         source = (
             preconditions.engine_blocked(source.launch.facts, source.launch.plan)
+            or preconditions.lengths_blocked(spec, source.launch.facts)
             or volumes.claim_blocked(capture, spec.storage, observed.claim)
             or volumes.published_blocked(capture, spec.storage, observed.claim)
             or preconditions.dataset_blocked(spec, observed.dataset)

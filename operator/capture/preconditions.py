@@ -9,6 +9,7 @@ from specdecode_operator.capture.observation import CapturedDeployment, Observed
 from specdecode_operator.deployment.conditions import Blocked
 from specdecode_operator.deployment.desired_state import Gated, InCanary, NotLaunched, RolledBack
 from specdecode_operator.deployment.live_recorder import RUST_FRONTEND_VARIABLE, uses_rust_frontend
+from specdecode_operator.deployment.request_lengths import too_long_requests
 from specdecode_operator.deployment.spec_facts import Facts
 from specdecode_operator.sizing.plan import Plan
 from specdecode_operator.vllm.extra_args_parser import last_option
@@ -97,6 +98,12 @@ def workload_blocked(spec: SpecDecodeCaptureSpec) -> Blocked | None:
         )
         return Blocked("WorkloadTooLong", message, permanent=True)
     return None
+
+
+def lengths_blocked(spec: SpecDecodeCaptureSpec, facts: Facts) -> Blocked | None:
+    """Return that requests of a load exceed the maximum length of the deployment's engines; None if they fit."""
+    problems = too_long_requests(spec.workload, facts, "spec.workload")
+    return Blocked("RequestsTooLong", "; ".join(map(str, problems)), permanent=True) if problems else None
 
 
 def dataset_blocked(spec: SpecDecodeCaptureSpec, source: Body | None) -> Blocked | None:

@@ -23,6 +23,7 @@ from specdecode_operator.deployment.models.model_locations import (
     hub_environment,
     model_source,
 )
+from specdecode_operator.deployment.request_lengths import schedule_doubts
 from specdecode_operator.deployment.spec_facts import Facts, platform_of
 from specdecode_operator.enums import (
     METHODS_OF_FREE_LENGTH,
@@ -80,6 +81,7 @@ def plan_warnings(facts: Facts, known: KnownModels, tensor: int) -> list[str]:
         *_recorder_warnings(facts),
         *map(str, spec_doubts(facts.spec, facts.profile)),
         *map(str, size_doubts(facts)),
+        *map(str, schedule_doubts(facts)),
         *map(str, class_doubts(facts.spec, facts.pair, facts.profile)),
         *_estimated_warnings(facts),
         *_assumed_warnings(facts),

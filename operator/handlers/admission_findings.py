@@ -37,6 +37,7 @@ from specdecode_operator.deployment.planning import (
     without_devices,
 )
 from specdecode_operator.deployment.pod_security import NONE_ALLOWED
+from specdecode_operator.deployment.request_lengths import schedule_doubts
 from specdecode_operator.deployment.resource_claim import usable_gpus
 from specdecode_operator.deployment.spec_facts import Facts
 from specdecode_operator.deployment.validation import (
@@ -212,7 +213,8 @@ def _of_plan(key: Key, facts: Facts, terms: Terms, known: KnownModels) -> Iterat
                 yield Remark(Level.ERROR if refresh.is_certain else too_large, refresh.reason, refresh.problem)
         facts = facts.at(*plan.chosen.served)
     # Warnings have a field, so `lint` can name its line in the file.
-    doubts = {str(doubt): doubt for doubt in (*spec_doubts(facts.spec, facts.profile), *size_doubts(facts))}
+    with_fields = (*spec_doubts(facts.spec, facts.profile), *size_doubts(facts), *schedule_doubts(facts))
+    doubts = {str(doubt): doubt for doubt in with_fields}
     for warning in plan_warnings(facts, known, tensor):
         yield Remark(Level.WARNING, PLAN_WARNING, doubts.get(warning, Problem("", "", warning)))
     yield from (Remark(Level.WARNING, PLAN_WARNING, doubt) for doubt in token_doubts(facts.spec))

@@ -195,7 +195,9 @@ def test_gated_rollout_continues_only_if_the_gate_capture_holds(kubectl: Kubectl
     wait_for(kubectl, "tiny", "Ready", "GoldenNotReady")
     assert wanted_hash(kubectl) == good, "without a golden capture nothing rolls out"
     # Its captures wait for that claim, so that nobody writes into the status that the test writes.
-    capture(kubectl, "golden", seed=7, storage={"persistentVolumeClaim": {"claimName": "files"}})
+    # Its requests are short enough for every spec of this test.
+    workload = {"prompts": {"synthetic": {"promptTokens": 64, "outputTokens": 32}}}
+    capture(kubectl, "golden", seed=7, storage={"persistentVolumeClaim": {"claimName": "files"}}, workload=workload)
     end_capture(kubectl, looked_at(kubectl, "golden"))
     wait_for(kubectl, "tiny", "Ready", "GateCapturing")
     worse = looked_at(kubectl, "tiny-gate-")

@@ -646,6 +646,61 @@ BAD: dict[str, tuple[Body, CaptureObservation, str, bool, str]] = {
         True,
         "less than the 180 s",
     ),
+    "answers longer than the engine allows": (
+        capture(capture_spec(workload={**SHORT, "prompts": {"synthetic": {"promptTokens": 900, "outputTokens": 125}}})),
+        surroundings(),
+        "RequestsTooLong",
+        True,
+        (
+            "spec.workload.prompts.synthetic.outputTokens: 125: the engines allow 1024 tokens for a prompt with its"
+            " answer, so they end answers to prompts of 900 tokens after 124; use 124 or less"
+        ),
+    ),
+    "a burst of prompts longer than the engine allows": (
+        capture(
+            capture_spec(
+                workload={
+                    "phases": [
+                        *SHORT["phases"],
+                        {
+                            "name": "crowd",
+                            "pattern": "Burst",
+                            "burstSize": 2,
+                            "burstIntervalSeconds": 1,
+                            "requests": 2,
+                            "promptTokens": 1024,
+                        },
+                    ]
+                }
+            )
+        ),
+        surroundings(),
+        "RequestsTooLong",
+        True,
+        (
+            "spec.workload.phases[1].promptTokens: 1024: the engines allow 1024 tokens for a prompt with its answer, so"
+            " they reject these prompts; use 896 or less"
+        ),
+    ),
+    "conversations longer than the engine allows": (
+        capture(
+            capture_spec(
+                workload={
+                    "prompts": {"synthetic": {"promptTokens": 400, "outputTokens": 100, "sharedPrefixTokens": 200}},
+                    "phases": [
+                        {"name": "talk", "pattern": "Multiturn", "concurrency": 2, "requests": 8, "turns": 3},
+                    ],
+                }
+            )
+        ),
+        surroundings(),
+        "RequestsTooLong",
+        True,
+        (
+            "spec.workload.phases[0].turns: 3: the engines allow 1024 tokens for a prompt with its answer, so they do"
+            " not continue conversations, which grow to 1100 tokens; use 2 or less"
+        ),
+    ),
     "a phase without a rate": (
         capture(capture_spec(workload={"phases": [{"name": "a", "pattern": "Constant", "requests": 1}]})),
         surroundings(),
@@ -751,6 +806,31 @@ def test_impossible_capture_is_not_accepted_and_writes_nothing(name: str) -> Non
     assert found["Succeeded"][0] == "Unknown"
     (message,) = (each.message for each in status.conditions if each.type == "Ready")
     assert said in message
+
+
+@pytest.mark.parametrize(
+    ("lengths", "phase"),
+    [
+        ({"promptTokens": 900, "outputTokens": 124}, {}),
+        ({"promptTokens": 2000, "outputTokens": 2000}, {"promptTokens": 1023, "outputTokens": 1}),
+        (
+            {"promptTokens": 400, "outputTokens": 212, "sharedPrefixTokens": 200},
+            {"pattern": "Multiturn", "turns": 2},
+        ),
+        ({"promptTokens": 512, "outputTokens": 512}, {"pattern": "Multiturn", "turns": 2, "requests": 1}),
+    ],
+)
+def test_load_that_fills_the_longest_request_is_accepted(lengths: Body, phase: Body) -> None:
+    phases = [{**SHORT["phases"][0], **phase}]
+    body = capture(capture_spec(workload={"prompts": {"synthetic": lengths}, "phases": phases}))
+    assert decided(body, surroundings())[0].writes.job is not None
+
+
+def test_dataset_outputs_may_exceed_the_longest_request() -> None:
+    dataset = {"configMap": {"name": "p"}, "path": "a.jsonl", "format": "JSONL", "outputTokens": 4096}
+    body = capture(capture_spec(workload={**SHORT, "prompts": {"dataset": dataset}}))
+    decision, _ = decided(body, surroundings(dataset={"data": {"a.jsonl": ""}}))
+    assert decision.writes.job is not None, "the model may end them earlier"
 
 
 @pytest.mark.parametrize(

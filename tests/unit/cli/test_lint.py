@@ -379,6 +379,23 @@ def test_capture_is_checked_against_its_deployment_in_the_files(specdecode: Spec
     assert (found["kind"], found["rule"]) == ("SpecDecodeCapture", "StreamIntervalNotOne")
 
 
+def test_requests_longer_than_the_engines_allow_are_found(specdecode: Specdecode, write: WriteObject) -> None:
+    prompts = {"synthetic": {"promptTokens": 900, "outputTokens": 900}}
+    asked = capture(workload={"prompts": prompts})
+    owner = manifest("chat", serving={"maxModelLen": 1024})
+    assert findings(specdecode, write("a.yaml", asked), code=0) == []
+    assert findings(specdecode, write("a.yaml", asked, manifest("chat")), code=0) == []
+    (found,) = findings(specdecode, write("a.yaml", asked, owner))
+    assert (found["kind"], found["rule"]) == ("SpecDecodeCapture", "RequestsTooLong")
+    owner["spec"]["captures"] = [
+        {"name": "nightly", "schedule": "0 3 * * *", "template": {"workload": {"prompts": prompts}}},
+        {"name": "live", "schedule": "0 3 * * *", "template": {"source": "Live", "live": {"requests": 1}}},
+    ]
+    (found,) = findings(specdecode, write("a.yaml", owner), code=0)
+    assert (found["level"], found["rule"]) == ("warning", "PlanWarning")
+    assert found["field"] == "spec.captures[name=nightly].template.workload.prompts.synthetic.outputTokens"
+
+
 def test_each_capture_arm_is_planned_like_a_deployment(
     specdecode: Specdecode, write: WriteObject, tmp_path: Path
 ) -> None:
