@@ -297,7 +297,7 @@ def _answer(document: Document, inputs: Inputs, *, products: tuple[str, ...], ev
                 unknown=unknown,
                 known=known,
             )
-        facts = valid_facts(spec, known, inputs.calibration)
+        facts = _replayed_on(products, valid_facts(spec, known, inputs.calibration))
         nodes = assumed_nodes(facts, products)
         if inputs.nodes is not None:
             nodes = usable_gpus(spec, inputs.nodes, inputs.devices)
@@ -319,6 +319,14 @@ def _with_option(problem: Problem) -> Problem:
     if (problem.field, problem.value) != ("spec.speculation.numSpeculativeTokens", MISSING):
         return problem
     return replace(problem, message=f"{problem.message} (option -K)")
+
+
+def _replayed_on(products: tuple[str, ...], facts: Facts) -> Facts:
+    """Return facts whose replay is planned for these products, if any: it takes them from its spec, not from nodes."""
+    if facts.replay is None or not products:
+        return facts
+    accelerator = facts.spec.accelerator.model_copy(update={"products": list(products)})
+    return replace(facts, spec=facts.spec.model_copy(update={"accelerator": accelerator}))
 
 
 def _planned(
@@ -419,7 +427,8 @@ def _judged(candidate: Candidate, facts: Facts, plan: Plan, nodes: tuple[NodeFac
     if candidate.product == plan.chosen.product:
         return replace(candidate, explanation=plan.explanation, fixes=plan.fixes)
     if candidate.verdict == DOES_NOT_FIT:
-        alone = make_plan(facts, tuple(node for node in nodes if node.product == candidate.product), None, groups=True)
+        those = tuple(node for node in nodes if node.product == candidate.product)
+        alone = make_plan(_replayed_on((candidate.product,), facts), those, None, groups=True)
         if not isinstance(alone, Blocked):
             # Changing to a product that was also planned is not a fix.
             present = [(product_change(row.product),) for row in plan.rows]

@@ -645,6 +645,20 @@ def test_gpu_option_overrides_the_products_of_the_file(specdecode: Specdecode, w
     assert {each["product"] for each in several} == {H200, "GPU of 141GiB"}
 
 
+def test_gpu_option_overrides_the_products_of_a_replay(specdecode: Specdecode) -> None:
+    replay = EXAMPLES / "replay.yaml"
+    assert {each["product"] for each in candidates(specdecode, replay)} == {H200}
+    asked = specdecode("plan", replay, "--gpu", "H100", "-o", "json")
+    assert asked.exit_code == 4, asked.output
+    (planned,) = json.loads(asked.stdout)["objects"]
+    assert {each["product"] for each in planned["candidates"]} == {H100}
+    assert "H200" not in planned["explanation"]
+    text = specdecode("plan", replay, "--gpu", "H200", "--gpu", "H100").stdout
+    assert "Runs on 2 x H200" in text
+    assert f"2 x {H100} per replica (TP 2) does not fit" in text
+    assert f"2 x {H200} per replica (TP 2) fits" not in text
+
+
 @pytest.mark.parametrize(
     ("gpu", "words"),
     [
