@@ -303,17 +303,21 @@ def _number(value: object) -> str:
 
 
 def _cell(value: object) -> str:
-    return clip(printable(str("-" if value in (None, "") else value)), _MOST_CHARACTERS)
+    return clip(_whole(value), _MOST_CHARACTERS)
+
+
+def _whole(value: object) -> str:
+    return printable(str("-" if value in (None, "") else value))
 
 
 def _pairs(rows: Iterator[tuple[str, object]]) -> list[str]:
-    found = [(f"{label}:", _cell(value)) for label, value in rows]
+    found = [(f"{label}:", _whole(value)) for label, value in rows]
     return aligned(found, left=2, width=line_width(), foldable=(1,)) if found else []
 
 
 def _columns(heading: Sequence[str], rows: Sequence[Sequence[object]], otherwise: str) -> list[str]:
-    """Return the lines of a table. On a terminal, its last column is folded."""
+    """Return the lines of a table. Its last column has whole messages, folded on a terminal."""
     if not rows:
         return [f"  {otherwise}"]
-    cells = [heading, *([*map(_cell, row)] for row in rows)]
+    cells = [heading, *([*map(_cell, row[:-1]), _whole(row[-1])] for row in rows)]
     return aligned(cells, left=len(heading), width=line_width(), foldable=(len(heading) - 1,))

@@ -350,7 +350,7 @@ def _screen(found: TrainingOutput) -> list[str]:
     body = found.training
     title = f"{body['metadata'].get('namespace')}/{body['metadata'].get('name')}"
     conditions = [
-        [_cell(each.get(field)) for field in ("type", "status", "reason", "message")]
+        [*(_cell(each.get(field)) for field in ("type", "status", "reason")), _whole(each.get("message"))]
         for each in objects(mapping(body, "status"), "conditions")
     ]
     heading = ["TYPE", "STATUS", "REASON", "MESSAGE"]
@@ -434,9 +434,13 @@ def _number(value: object) -> str:
 
 
 def _cell(value: object) -> str:
-    return clip(printable(str("-" if value in (None, "") else value)), _MOST_CHARACTERS)
+    return clip(_whole(value), _MOST_CHARACTERS)
+
+
+def _whole(value: object) -> str:
+    return printable(str("-" if value in (None, "") else value))
 
 
 def _pairs(rows: Iterator[tuple[str, object]]) -> list[str]:
-    found = [(f"{label}:", _cell(value)) for label, value in rows]
+    found = [(f"{label}:", _whole(value)) for label, value in rows]
     return aligned(found, left=2, width=line_width(), foldable=(1,))

@@ -187,6 +187,21 @@ def test_status_of_an_earlier_generation_is_marked(cluster: Cluster, specdecode:
     assert "Conditions (of generation 1, but the spec has generation 2)" in specdecode("status", "chat").stdout
 
 
+def test_messages_are_whole_and_folded_to_the_width(
+    cluster: Cluster, specdecode: Specdecode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = " ".join(f"word{number}" for number in range(100))
+    body = chat(message=message)
+    body["status"]["policy"]["message"] = message
+    cluster.holds(**{"specdecodedeployment/chat": body, "event/1": event(1, message=message)})
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert specdecode("status", "chat").stdout.count(message) == 3
+    monkeypatch.setenv("COLUMNS", "120")
+    lines = specdecode("status", "chat").stdout.splitlines()
+    assert max(map(len, lines)) <= 120
+    assert sum(line.split().count("word99") for line in lines) == 3
+
+
 def test_status_without_a_name_has_a_row_per_deployment(cluster: Cluster, specdecode: Specdecode) -> None:
     holds(cluster, chat(), chat("code", plan={"verdict": "Fits", "product": "CPU"}))
     heading, *rows = specdecode("status", "-A", "-l", "team=chat").stdout.splitlines()

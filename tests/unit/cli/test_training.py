@@ -113,6 +113,13 @@ class TestStatus:
         assert "3.0 with trained, 1.5 with current, 2.000x" in out
         assert "95 %:" not in out
 
+    def test_messages_of_conditions_are_whole(self, team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("COLUMNS", raising=False)
+        message = " ".join(f"word{number}" for number in range(100))
+        ready = {**condition("Ready", "False"), "message": message}
+        team.objects["specdecodetraining/chat"]["status"]["conditions"] = [ready]
+        assert message in team.run("status", "chat")[1]
+
     def test_other_head_is_named_as_served(self, team: Team) -> None:
         team.objects["specdecodedeployment/llama"] = llama(trainedDraft={"training": "newer"})
         data = json.loads(team.run("status", "chat", "-o", "json")[1])["trainings"][0]
