@@ -57,6 +57,8 @@ _FIGURES: Final = (
     "running_requests",
     "waiting_requests",
 )
+_NOT_RECONCILED: Final = -1
+"""status.observedGeneration of a new object, by the default of the CRD."""
 _UNITS: Final = {each.name: each.unit for each in FIGURES}
 
 
@@ -182,6 +184,8 @@ def _screen(found: DeploymentOutput, now: datetime) -> list[str]:
     over = f" (over {_cell(figures.get('overSeconds'))} s, from {_cell(figures.get('source'))})" if figures else ""
     current, seen = metadata.get("generation"), status.get("observedGeneration")
     behind = "" if current == seen else f" (of generation {_cell(seen)}, but the spec has generation {_cell(current)})"
+    if seen in (None, _NOT_RECONCILED):
+        behind = ""  # The section is empty and says why
     parts = (
         (
             f"SpecDecodeDeployment {_cell(metadata.get('namespace'))}/{_cell(metadata.get('name'))}",

@@ -187,6 +187,16 @@ def test_status_of_an_earlier_generation_is_marked(cluster: Cluster, specdecode:
     assert "Conditions (of generation 1, but the spec has generation 2)" in specdecode("status", "chat").stdout
 
 
+@pytest.mark.parametrize("status", [{}, {"observedGeneration": -1}], ids=["none", "default of the CRD"])
+def test_object_that_no_operator_has_seen_says_so(
+    cluster: Cluster, specdecode: Specdecode, status: dict[str, Any]
+) -> None:
+    holds(cluster, {**chat(), "status": status})
+    text = specdecode("status", "chat").stdout
+    assert section(text, "Conditions\n") == ["no operator has reconciled it yet"]
+    assert "generation" not in text
+
+
 def test_messages_are_whole_and_folded_to_the_width(
     cluster: Cluster, specdecode: Specdecode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
