@@ -537,6 +537,7 @@ class _Container:
     volumes: list[dict[str, Any]] = field(default_factory=list)
     remarks: Remarks = field(default_factory=Remarks)
     gpus: int | None = None
+    cdi_gpus: list[str] = field(default_factory=list)  # CDI names of single GPUs, or of all
     name: str = ""
 
     def add_variable(self, name: str, value: str | None) -> None:
@@ -586,6 +587,15 @@ def gpus_of_devices(value: str) -> int | None:
     return int(count[1]) if count else None
 
 
+_CDI_GPU: Final = re.compile(r"nvidia\.com/gpu=.+")
+"""CDI name of an NVIDIA GPU, or of all, in the specification that nvidia-ctk writes."""
+
+
+def gpus_of_cdi(names: Sequence[str]) -> int | None:
+    """Return the number of GPUs with these CDI names, of which some may be equal; None for all."""
+    return None if "nvidia.com/gpu=all" in names else len(set(names))
+
+
 _PROGRAMS: Final = frozenset({"docker", "podman", "nerdctl"})
 _RUN: Final = SOURCE_KEYS["docker run"]
 
@@ -619,6 +629,8 @@ def read_docker_run(command: Command) -> Workload:
     run.body["image"], *args = map(_as_text, words)
     if args:
         run.body["args"] = args
+    if run.cdi_gpus:
+        run.gpus = gpus_of_cdi(run.cdi_gpus)
     if run.gpus is not None:
         run.limit(GPU_RESOURCE, str(run.gpus))
     return Workload(
@@ -680,6 +692,8 @@ def _take(name: str, value: str, run: _Container, unknown: frozenset[str]) -> No
             run.remarks.own(name, _RUN["own"][name])
     elif name in _RUN["dropped"]:
         run.remarks.drop(name, _OF_MACHINE)
+    elif name == "--device" and _CDI_GPU.fullmatch(value):
+        run.cdi_gpus.append(value)
     else:
         message = "is a setting that the pods of the operator do not have: set it in podTemplate, or remove it"
         run.remarks.decide("spec.podTemplate", name, message)
@@ -758,7 +772,8 @@ def _read(name: str, service: Object) -> Workload:
             remarks.own(f"{where}.{key}", _COMPOSE["own"][key])
         elif key in _COMPOSE["dropped"]:
             remarks.drop(f"{where}.{key}", _OF_MACHINE)
-    remarks.ask_for_rest(service, (*_COMPOSE["read"], *_COMPOSE["own"], *_COMPOSE["dropped"]), where)
+    only_gpus = ["devices"] if service.get("devices") == container.cdi_gpus else []
+    remarks.ask_for_rest(service, (*_COMPOSE["read"], *_COMPOSE["own"], *_COMPOSE["dropped"], *only_gpus), where)
     replicas = mapping(service, "deploy").get("replicas", service.get("scale"))
     return Workload(
         kind="docker compose",
@@ -826,21 +841,28 @@ def _take_resources(service: Object, container: _Container, where: str) -> None:
         container.limit("cpu", plain_text(cpus))
     if memory := limits.get("memory") or service.get("mem_limit"):
         container.limit("memory", plain_text(memory))
+    _take_gpus(service, resources, container, where)
+    for key in mapping(service, "deploy"):
+        if key not in ("resources", "replicas"):
+            message = "only applies to the machines that run it; the operator plans and rolls out itself"
+            container.remarks.drop(f"{where}.deploy.{key}", message)
+
+
+def _take_gpus(service: Object, resources: Object, container: _Container, where: str) -> None:
     gpus: list[int | None] = []
     for device in [*objects(mapping(resources, "reservations"), "devices"), *objects(service, "gpus")]:
         if device.get("driver") not in (None, "nvidia", "cdi"):
             message = "the operator only supports NVIDIA GPUs"
             container.remarks.decide(f"{where}.deploy.resources", str(device.get("driver")), message)
         elif ids := texts(device, "device_ids"):
-            gpus.append(len(ids))
+            gpus.append(gpus_of_cdi(ids))
         else:
             gpus.append(gpus_of_devices(str(device.get("count", "all"))))
+    container.cdi_gpus += (each for each in texts(service, "devices") if _CDI_GPU.fullmatch(each))
+    if container.cdi_gpus:
+        gpus.append(gpus_of_cdi(container.cdi_gpus))
     known = [each for each in gpus if each is not None]
     if gpus and len(known) == len(gpus):
         container.gpus = sum(known)
     if container.gpus:
         container.limit(GPU_RESOURCE, str(container.gpus))
-    for key in mapping(service, "deploy"):
-        if key not in ("resources", "replicas"):
-            message = "only applies to the machines that run it; the operator plans and rolls out itself"
-            container.remarks.drop(f"{where}.deploy.{key}", message)

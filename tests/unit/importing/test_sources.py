@@ -331,6 +331,42 @@ def test_compose_setting_without_an_equivalent_is_a_decision(service: dict[str, 
     assert "hf_secret" not in said
 
 
+@pytest.mark.parametrize(
+    ("devices", "gpus"),
+    [
+        (("all",), None),
+        (("0",), "1"),
+        (("0", "1", "1"), "2"),
+        (("GPU-8a4ef106",), "1"),
+        (("0", "all"), None),
+    ],
+)
+def test_cdi_devices_are_gpus(devices: tuple[str, ...], gpus: str | None) -> None:
+    names = [f"nvidia.com/gpu={each}" for each in devices]
+    reserved = {"deploy": {"resources": {"reservations": {"devices": [{"driver": "cdi", "device_ids": names}]}}}}
+    workloads = [
+        read_words(["podman", "run", *(f"--device={each}" for each in names), IMAGE, LLAMA_8B]),
+        read_words(["docker", "run", *(word for each in names for word in ("--device", each)), IMAGE, LLAMA_8B]),
+        *read_workloads(compose(gpus=None, devices=names)),
+        *read_workloads(compose(gpus=None, **reserved)),
+    ]
+    assert len(workloads) == 4
+    for workload in workloads:
+        (container,) = workload.pod["containers"]
+        assert container.get("resources", {}).get("limits", {}).get("nvidia.com/gpu") == gpus
+        assert not workload.remarks.decisions
+
+
+@pytest.mark.parametrize("device", ["/dev/fuse", "vendor.com/gpu=all"])
+def test_other_devices_are_a_decision(device: str) -> None:
+    for workload in (
+        read_words(["podman", "run", "--device", device, "--device=nvidia.com/gpu=all", IMAGE, LLAMA_8B]),
+        *read_workloads(compose(devices=["nvidia.com/gpu=all", device])),
+    ):
+        (decision,) = map(str, migrate_workload(workload).decisions)
+        assert "device" in decision
+
+
 def test_workload_owned_by_the_operator_is_not_imported() -> None:
     owner = {"kind": "SpecDecodeDeployment", "name": "chat"}
     body = {"kind": "Deployment", "metadata": {"name": "chat", "ownerReferences": [owner]}}
