@@ -1,6 +1,7 @@
 """`specdecode import`: convert an existing vLLM server to the equivalent SpecDecodeDeployment."""
 
 import asyncio
+import shlex
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Annotated, Final, NamedTuple
@@ -137,7 +138,9 @@ def _chosen(file: str, found: Sequence[Document], kind: str | None, name: str | 
     if len(wanted) > 1:
         wanted = [(each, server) for each, server in wanted if runs_server(server)] or wanted
     if len(wanted) > 1:
-        raise SourceError(f"{place_of(file)}: contains {_listed(server for _, server in wanted)}: select one")
+        listed = _listed(server for _, server in wanted)
+        example = shlex.join(["specdecode", "import", _listed([wanted[0][1]]), "-f", file])
+        raise SourceError(f"{place_of(file)}: contains {listed}: select one, for example: {example}")
     if wanted:
         return wanted[0]
     if servers:

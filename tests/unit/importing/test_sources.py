@@ -378,9 +378,22 @@ def test_one_service_of_several_is_chosen_by_name(specdecode: Specdecode, write:
     body = compose()
     body["services"]["big"] = {**body["services"]["llm"], "command": [LLAMA_70B, "-tp", "2"]}
     file = write("compose.yaml", body)
-    assert "contains big, llm: select one" in specdecode("import", "-f", file).stderr
+    told = f"contains big, llm: select one, for example: specdecode import big -f {file}"
+    assert told in specdecode("import", "-f", file).stderr
     result = specdecode("import", "big", "-f", file)
     assert yaml.safe_load(result.stdout)["spec"]["target"]["model"] == LLAMA_70B
+
+
+def test_one_of_two_deployments_is_selected_as_the_message_says(specdecode: Specdecode, write: WriteObject) -> None:
+    other = engine()
+    other["metadata"]["name"] = "other"
+    file = write("two servers.yaml", engine(), other)
+    refused = specdecode("import", "-f", file)
+    assert refused.exit_code == 2
+    command = refused.stderr.strip().partition("for example: ")[2]
+    assert shlex.split(command)[:3] == ["specdecode", "import", "deployment/old"]
+    selected = specdecode(*shlex.split(command)[1:])
+    assert yaml.safe_load(selected.stdout)["metadata"]["name"] == "old-sdd", selected.output
 
 
 def test_server_of_a_rendered_chart_is_imported(specdecode: Specdecode, write: WriteObject) -> None:
