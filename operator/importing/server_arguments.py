@@ -64,7 +64,7 @@ def older_variable(name: str, version: str, known: frozenset[str]) -> OlderSetti
         return None
     if name.startswith(_OF_OTHERS):
         return OlderSetting(gone="is for hardware that the operator does not support")
-    ask = f"vLLM {version} does not support it: use its replacement, or remove it from the Deployment"
+    ask = f"vLLM {version} does not support it: use its replacement, or remove it"
     return VARIABLES.get(name) or OlderSetting(ask=ask)
 
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any, Final
 
 from specdecode_operator.api.deployment import Serving
@@ -199,7 +200,9 @@ def _take_without_field(what: str, key: str, value: Any, builder: SpecBuilder, p
     elif key in OLDER_SETTINGS["speculation_keys_gone"]:
         builder.drop(f"{what}: {shown(value)}", OLDER_SETTINGS["speculation_keys_gone"][key])
     else:
-        message = f"{_of_none(profile)} has no such key: remove it from the Deployment, or correct it"
+        close = get_close_matches(key, profile.speculative_keys, n=1)
+        fix = f"did you mean {close[0]}? Correct it, or remove it" if close else "correct it, or remove it"
+        message = f"{_of_none(profile)} has no such key: {fix}"
         builder.decide("spec.speculation", f"{what}: {shown(value)}", message)
 
 

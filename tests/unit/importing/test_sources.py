@@ -396,6 +396,21 @@ def test_one_of_two_deployments_is_selected_as_the_message_says(specdecode: Spec
     assert yaml.safe_load(selected.stdout)["metadata"]["name"] == "old-sdd", selected.output
 
 
+@pytest.mark.parametrize(
+    ("key", "advice"),
+    [
+        ("num_spec_tokens", "did you mean num_speculative_tokens? Correct it, or remove it"),
+        ("zzz", "has no such key: correct it, or remove it"),
+    ],
+)
+def test_unknown_key_of_speculative_config_is_a_decision(key: str, advice: str) -> None:
+    words = ["vllm", "serve", LLAMA_8B, "--speculative-config", f'{{"method": "ngram", "{key}": 3}}']
+    told = "; ".join(map(str, migrate_workload(read_words(words)).decisions))
+    assert f"{key}: 3" in told
+    assert advice in told
+    assert "Deployment" not in told
+
+
 def test_server_of_a_rendered_chart_is_imported(specdecode: Specdecode, write: WriteObject) -> None:
     router = engine(image="lmcache/lmstack-router:v1", command=None, args=["--routing-logic", "session"])
     router["metadata"]["name"] = "router"
