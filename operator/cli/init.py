@@ -43,8 +43,8 @@ def init_command(
     result = ask(Reading((document,), ()), InputOptions(model_configs=model_config or []))
     if result.errors:
         fail(result.errors[0])
-    say(result.answers[0].explanation, err=True)
-    code = exit_code(result, strict=False)
+    explanation, code = result.answers[0].explanation, exit_code(result, strict=False)
+    say(f"error: {explanation}" if code is ExitCode.INVALID else explanation, err=True)
     if code is not ExitCode.INVALID:
         if image := document.body["spec"].get("engine", {}).get("image"):
             say_line(

@@ -205,6 +205,7 @@ def test_invalid_options_are_reported_and_nothing_is_written(
     result = specdecode("init", *arguments, "--out", tmp_path / "new.yaml")
     assert result.exit_code == 2
     assert said in result.stderr
+    assert result.stderr.startswith("error: ")
     assert not list(tmp_path.iterdir())
     result = specdecode("plan", *arguments)
     assert result.exit_code == 2
