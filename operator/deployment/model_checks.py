@@ -167,7 +167,7 @@ def _role_problems(spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair) -
         message = f"is a complete model, and method {method} needs a head: {named}{otherwise}"
         yield Problem(f"{DRAFT}.model", draft.name, message)
     elif proposes_by is not None and method is Method.DRAFT_MODEL:
-        message = f"is a draft head, and method {method} needs a complete model: use method: {proposes_by}, or name one"
+        message = f"is a draft head: use method: {proposes_by}, or name a complete model for method {method}"
         yield Problem(f"{DRAFT}.model", draft.name, message)
     elif proposes_by not in (None, method) and not draft.is_made_up:
         message = f"is a head for method {proposes_by}: use that, or name a head for {method}"

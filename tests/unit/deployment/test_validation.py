@@ -407,12 +407,12 @@ CASES: dict[str, Any] = {
     ),
     "a head as a draft model": (
         pair(LLAMA_8B, EAGLE3_HEAD),
-        r"is a draft head.*: use method: (\w+), or name one$",
+        r"is a draft head: use method: (\w+), or name a complete model for method draft_model$",
         with_method,
     ),
     "a head that only its name tells": (
         pair("meta-llama/Meta-Llama-3.1-70B", "yuhuili/EAGLE-LLaMA3-Instruct-70B"),
-        r"is a draft head.*: use method: (\w+), or name one$",
+        r"is a draft head: use method: (\w+), or name a complete model for method draft_model$",
         with_method,
     ),
     "a head of another method": (
