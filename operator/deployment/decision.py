@@ -37,6 +37,7 @@ from specdecode_operator.deployment.models.model_jobs import (
     RESOLVING,
     at_commits,
     downloaded_commits,
+    jobs_that,
     pending_downloads,
     reading_jobs,
 )
@@ -234,8 +235,8 @@ def _read_first(
     pods = cluster.model_pods
     jobs = reading_jobs(parent.key, parent.uid, spec, cluster.operator_image, unknown)
     models = " and ".join(map(str, dict.fromkeys(unknown.values())))
-    names = " and ".join(job["metadata"]["name"] for job in jobs)
-    reading = f"Job {names} reads config.json and safetensors headers of {models}; {READER.progress(pods, unknown)}"
+    reading = f"{jobs_that(jobs, 'read')} config.json and safetensors headers of {models}"
+    reading = f"{reading}; {READER.progress(pods, unknown)}"
     blocked = READER.blocked(pods, unknown)
     if blocked is None:
         readiness = working(RESOLVING, reading)

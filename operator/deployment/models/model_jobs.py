@@ -251,6 +251,12 @@ def downloaded_commits(pods: Sequence[Body], spec: SpecDecodeDeploymentSpec) -> 
     return {source.key: commit for source, commit in commits.items()}
 
 
+def jobs_that(jobs: Sequence[Body], verb: str) -> str:
+    """Return the subject and verb of a sentence about Jobs: ``Job a reads``, ``Jobs a and b read``."""
+    names = " and ".join(job["metadata"]["name"] for job in jobs)
+    return f"Job {names} {verb}s" if len(jobs) == 1 else f"Jobs {names} {verb}"
+
+
 def pending_downloads(
     key: Key, uid: str, facts: Facts, commits: Mapping[str, str], pods: Sequence[Body]
 ) -> tuple[Readiness, list[Body]] | None:
@@ -264,9 +270,9 @@ def pending_downloads(
         return None
     image = engine_image(facts.spec, facts.profile)
     jobs = [DOWNLOADER.render(key, uid, facts.spec, image, source) for source in dict.fromkeys(lacking.values())]
-    names = " and ".join(job["metadata"]["name"] for job in jobs)
     models = " and ".join(dict.fromkeys(source.model for source in lacking.values()))
-    ready = working(DOWNLOADING, f"Job {names} downloads {models} to claim {cache_claim(facts.spec)}; {WITHOUT_POD}")
+    doing = f"{jobs_that(jobs, 'download')} {models}"
+    ready = working(DOWNLOADING, f"{doing} to claim {cache_claim(facts.spec)}; {WITHOUT_POD}")
     if blocked := DOWNLOADER.blocked(pods, lacking):
         ready = working(blocked.reason, blocked.message)
     done = [downloads_config_map(key, uid, sources, commits)] if len(lacking) < len(sources) else []

@@ -29,12 +29,22 @@ def test_models_are_downloaded_before_engines_launch() -> None:
     conditions = said(desired, spec)
     assert (conditions["Ready"][:2], conditions["Reconciling"][0]) == (("Unknown", "DownloadingModels"), "True")
     assert (conditions["Accepted"][0], conditions["Planned"][0]) == ("True", "True")
-    for job in jobs(desired):
-        assert job["metadata"]["name"] in conditions["Ready"][2]
+    target, draft = (job["metadata"]["name"] for job in jobs(desired))
+    assert conditions["Ready"][2].startswith(
+        f"Jobs {target} and {draft} download meta-llama/Llama-3.1-70B-Instruct and"
+    )
     assert [container(job)["args"] for job in jobs(desired)] == [
         ["--model=meta-llama/Llama-3.1-70B-Instruct", "--cache=/models/hub"],
         ["--model=meta-llama/Llama-3.1-8B-Instruct", "--cache=/models/hub"],
     ]
+
+
+def test_message_names_the_only_job_that_downloads() -> None:
+    spec = cached(speculation={"method": "ngram", "numSpeculativeTokens": 3})
+    desired = decide(spec)
+    (job,) = jobs(desired)
+    told = said(desired, spec)["Ready"][2]
+    assert told.startswith(f"Job {job['metadata']['name']} downloads meta-llama/Llama-3.1-70B-Instruct to claim hub; ")
 
 
 def test_only_the_download_job_has_the_token_and_a_writable_cache() -> None:
