@@ -111,9 +111,18 @@ def read_settings(text: bytes) -> Settings:
     )
 
 
+def is_number(value: Any, least: float, most: float) -> bool:
+    """Return whether a value from JSON is a number within bounds.
+
+    The bounds also exclude NaN, infinity, and integers too large for a float, with which ``math.isfinite`` and
+    ``float`` raise OverflowError.
+    """
+    return type(value) in (int, float) and least <= value <= most
+
+
 def _number(document: Mapping[str, Any], name: str, least: float, most: float) -> float:
-    value = document[name]
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not least <= value <= most:
+    value: float = document[name]
+    if not is_number(value, least, most):
         raise BadSettingsError(f"{name}: not a number from {least} to {most}")
     return value
 

@@ -10,7 +10,6 @@ down the recorder.
 import asyncio
 import ipaddress
 import json
-import math
 import os
 import re
 import signal
@@ -24,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .canary import Canaries, Engine, tell_recorder
+from .canary import Canaries, Engine, is_number, tell_recorder
 from .head_orders import HeadOrders
 
 FILES_FOLDER = Path("/specdecode/recorder")
@@ -36,6 +35,7 @@ _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[a-z0-9]([-a-z0-9.]*[a-z0-9]
 _UID = re.compile(r"[A-Za-z0-9-]{1,64}")
 _TOKEN = re.compile(r"[0-9a-f]{16,256}")
 _LARGEST_PORT = 65535
+_LATEST_WALL_S = 253_402_300_800  # end of the year 9999
 _POLL_S = 1.0
 _CONNECT_S = 10.0
 _BACKOFF_S = (1.0, 2.0, 5.0)
@@ -100,8 +100,8 @@ def _order(document: Any) -> Order:
         if not isinstance(value, str) or len(value) > _LONGEST_TEXT or not pattern.fullmatch(value):
             raise BadOrderError(f"{key} is invalid")
     until_wall_s = document["until_wall_s"]
-    if type(until_wall_s) not in (int, float) or not math.isfinite(until_wall_s):
-        raise BadOrderError("until_wall_s is not a finite number")
+    if not is_number(until_wall_s, 0, _LATEST_WALL_S):
+        raise BadOrderError(f"until_wall_s is not a number from 0 to {_LATEST_WALL_S}")
     host, port = _address(document["address"])
     return Order(document["capture"], document["uid"], host, port, document["token"], float(until_wall_s))
 

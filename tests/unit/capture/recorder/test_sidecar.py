@@ -325,6 +325,9 @@ def test_order_address_may_be_ipv4_or_ipv6(tmp_path: Path, address: str, host: s
                 ("until_wall_s", float("nan"), "until_wall_s"),
                 ("until_wall_s", float("inf"), "until_wall_s"),
                 ("until_wall_s", None, "until_wall_s"),
+                ("until_wall_s", -1, "until_wall_s"),
+                ("until_wall_s", 10**400, "until_wall_s"),  # too large for a float
+                ("until_wall_s", 1e300, "until_wall_s"),
                 ("address", 7, "address"),
                 ("address", "collector.example:8470", "address"),
                 ("address", "10.0.0.7", "address"),
