@@ -1,6 +1,7 @@
 """Waiting for conditions, with a deadline."""
 
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -18,6 +19,21 @@ Only a test that fails waits so long.
 POLL_S = 0.1
 _NOT_YET = (AssertionError, LookupError, ValueError, ClusterError, subprocess.TimeoutExpired)
 """What looking at something ends with that is not there yet, or not wholly, or twice for a moment."""
+
+
+class Rounds(threading.Event):
+    """An event that a loop finds set after some rounds; the loop does not wait between them."""
+
+    def __init__(self, rounds: int) -> None:
+        super().__init__()
+        self._left = rounds
+
+    def wait(self, timeout: float | None = None) -> bool:
+        del timeout
+        self._left -= 1
+        if self._left <= 0:
+            self.set()
+        return self.is_set()
 
 
 def eventually(look: Callable[[], T | None], what: str, deadline_s: float = DEADLINE_S) -> T:

@@ -45,6 +45,8 @@ _HEALTH_TIMEOUT_S = 10.0
 _TELL_TIMEOUT_S = 10.0
 _POLL_S = 1.0
 _REST_S = 10.0  # after an engine that is not healthy
+_LARGEST_TOKEN_ID = 2**32 - 1
+_LARGEST_FLOAT32 = 3.5e38
 _DRAFTS = "vllm:spec_decode_num_drafts_total"
 _TRY_AGAIN = frozenset({408, 429})  # client errors that another attempt may not get
 # The raw logits decide, regardless of generation_config.json and the server's defaults.
@@ -252,7 +254,9 @@ def ask(engine: Engine, settings: Settings, prompt: str) -> Checked:
 
 
 def _are_token_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(each) is int and each >= 0 for each in value)
+    if not isinstance(value, list) or not value:
+        return False
+    return all(type(each) is int and is_number(each, 0, _LARGEST_TOKEN_ID) for each in value)
 
 
 def gaps_nats(prompt_logprobs: Any, tokens: Sequence[int]) -> list[float]:
@@ -266,13 +270,13 @@ def gaps_nats(prompt_logprobs: Any, tokens: Sequence[int]) -> list[float]:
     gaps = [0.0]
     for token, position in zip(tokens[1:], prompt_logprobs[1:], strict=True):
         try:
-            values = {int(each): float(its["logprob"]) for each, its in position.items()}
-            gap = max(values.values()) - values[token]
+            values = {int(each): its["logprob"] for each, its in position.items()}
+            own = values[token]
         except (AttributeError, TypeError, KeyError, ValueError) as error:
             raise FailedError("unreadable prompt_logprobs") from error
-        if not math.isfinite(gap):
-            raise FailedError("prompt_logprobs that are not finite")
-        gaps.append(gap)
+        if not all(is_number(each, -_LARGEST_FLOAT32, _LARGEST_FLOAT32) for each in values.values()):
+            raise FailedError("prompt_logprobs that are not numbers of 32 bits")
+        gaps.append(float(max(values.values()) - own))
     return gaps
 
 
@@ -337,6 +341,16 @@ def tell_recorder(sockets: Path, line: Mapping[str, Any]) -> None:
     raise failed
 
 
+def keep_stepping(step: Callable[[float], None], stopped: threading.Event, log: Callable[[str], None]) -> None:
+    """Call a step with the monotonic time each second until ``stopped`` is set; log its errors and go on."""
+    while not stopped.is_set():
+        try:
+            step(time.monotonic())
+        except Exception as error:  # noqa: BLE001  a thread of the sidecar must not end
+            log(f"unexpected error: {type(error).__name__}: {_short(str(error))}")
+        stopped.wait(_POLL_S)
+
+
 class Canaries:
     """Asks one question after the other, as long as a file of settings exists.
 
@@ -360,10 +374,8 @@ class Canaries:
         self._said: dict[str, str] = {}
 
     def run(self, stopped: threading.Event) -> None:
-        """Ask until told to stop."""
-        while not stopped.is_set():
-            self.step(time.monotonic())
-            stopped.wait(_POLL_S)
+        """Ask until ``stopped`` is set."""
+        keep_stepping(self.step, stopped, lambda words: self._log("error", words))
 
     def step(self, now_s: float) -> None:
         """Ask the next question if it is due at a monotonic time and the engine serves."""

@@ -10,7 +10,6 @@ import re
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from .canary import (
     FailedError,
     Settings,
     judge,
+    keep_stepping,
     read_settings,
 )
 
@@ -35,7 +35,6 @@ MOST_HEADS = 4
 _LARGEST_FILE_BYTES = 2**19
 _LARGEST_ANSWER_BYTES = 2**16
 _TIMEOUT_S = 2 * 3600.0  # longer than the recorder waits for the workers
-_POLL_S = 1.0
 _REST_S = 10.0
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -92,9 +91,7 @@ class HeadOrders:
 
     def run(self, stopped: threading.Event) -> None:
         """Follow orders until ``stopped`` is set."""
-        while not stopped.is_set():
-            self.step(time.monotonic())
-            stopped.wait(_POLL_S)
+        keep_stepping(self.step, stopped, self._say)
 
     def step(self, now_s: float) -> None:
         """Follow the order for this pod, once for each start of the engine."""

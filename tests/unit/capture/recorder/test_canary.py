@@ -43,7 +43,7 @@ from specdecode_operator.vllm.engine_metrics import CANARY_ANSWERS, CANARY_REFUS
 from specdecode_operator.vllm.plugin_bundle import RECORDER
 from tests.support.certificates import write_certificate
 from tests.support.http_server import Quiet, serving
-from tests.support.waiting import DEADLINE_S, eventually
+from tests.support.waiting import DEADLINE_S, Rounds, eventually
 
 MARGIN = 0.25
 SETTINGS = Settings(("one", "two"), max_tokens=6, interval_s=100, model="tiny", margin_nats=MARGIN)
@@ -204,6 +204,7 @@ def test_rejection_is_unsupported_and_error_is_failed(
         {"prompt_token_ids": [], "token_ids": [1]},
         {"prompt_token_ids": [1], "token_ids": ["1"]},
         {"prompt_token_ids": [1], "token_ids": [-1]},
+        {"prompt_token_ids": [1], "token_ids": [2**32]},
         {"prompt_token_ids": [True], "token_ids": [1]},
     ],
 )
@@ -221,6 +222,10 @@ def test_invalid_token_ids_fail(target: Target, choice: dict[str, Any]) -> None:
         pytest.param({"x": {"logprob": -1.0}}, id="no id"),
         pytest.param({"1": {"logprob": None}}, id="no number"),
         pytest.param({"1": {"logprob": float("nan")}}, id="NaN"),
+        pytest.param({"1": {"logprob": float("-inf")}}, id="infinite"),
+        pytest.param({"1": {"logprob": 10**400}}, id="too large for a float"),
+        pytest.param({"1": {"logprob": -(10**400)}}, id="too small for a float"),
+        pytest.param({"1": {"logprob": "-1"}}, id="text"),
     ],
 )
 def test_invalid_log_probabilities_fail(target: Target, entry: Any) -> None:
@@ -401,6 +406,23 @@ def test_canary_thread_runs_until_stopped(canaries: Canaries, told: Told, settin
     stopped.set()
     thread.join()
     assert told.asked == [("one", RIGHT)]
+
+
+def test_unexpected_error_is_logged_and_does_not_end_the_thread(
+    target: Target, told: Told, settings_file: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings_file.write_text(json.dumps(FILE))
+    rounds = Rounds(2)
+
+    def tell(line: dict[str, Any]) -> None:
+        told(line)
+        settings_file.unlink()
+        settings_file.write_text(json.dumps({**FILE, "prompts": ["three"]}))
+        raise RuntimeError("of the recorder")
+
+    Canaries(Engine(target.url), settings_file, tell).run(rounds)
+    assert told.asked == [("one", RIGHT), ("three", RIGHT)]
+    assert "canary: error: unexpected error: RuntimeError: of the recorder" in capfd.readouterr().err
 
 
 def test_sidecar_program_asks_engine_and_sends_verdict_to_recorder(target: Target, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import itertools
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ from specdecode_operator.capture.recorder.canary import (
     Verdict,
 )
 from specdecode_operator.capture.recorder.head_orders import HeadOrders, read_orders
+from tests.support.waiting import Rounds
 
 CANARIES = {"prompts": ["one"], "max_tokens": 4, "interval_s": 60, "model": "tiny", "margin_nats": 0.5}
 HEAD = {"root": "/drafts/heads", "path": "team/new/head", "sha256": "ab" * 32}
@@ -153,6 +155,25 @@ def test_order_after_which_the_engine_ended_is_not_repeated(world: World) -> Non
     with recording(world.folder, "8.sock") as restarted:
         world.step()
         assert restarted.received[0]["head"]["path"] == "team/newest/head"
+
+
+def test_unexpected_error_is_logged_and_does_not_end_the_thread(
+    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.file.write_bytes(document(for_pods()))
+
+    def fail(_: Engine) -> bool:
+        raise RuntimeError("of the engine")
+
+    with recording(world.folder) as recorder:
+        with monkeypatch.context() as broken:
+            broken.setattr(Engine, "is_healthy", fail)
+            world.orders.run(Rounds(1))
+        assert recorder.received == []
+        world.now_s = time.monotonic()
+        world.step()
+        assert recorder.received[0] == LINE
+    assert "head: unexpected error: RuntimeError: of the engine" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("answer", [{"result": "refused"}, {"result": "failed"}])
