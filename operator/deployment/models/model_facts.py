@@ -8,6 +8,7 @@ import base64
 import gzip
 import io
 import json
+import zlib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -48,7 +49,7 @@ def unpack_facts(message: str) -> Checkpoint:
                 return checkpoint_of(parse_json(stream.read(_UNPACKED_LIMIT_BYTES)))
         told = answer["error"]
         failure = CheckpointError(str(told["reason"])[:64], clip(str(told["message"]), ERROR_LIMIT))
-    except (ValueError, KeyError, TypeError, AttributeError, OSError, EOFError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, EOFError, zlib.error) as error:
         raise CheckpointError("ReaderFailed", f"the reader's answer is invalid: {clip(message, 200)!r}") from error
     raise failure
 

@@ -1,6 +1,7 @@
 """Read checkpoints, and reject hostile ones with a message."""
 
 import ast
+import base64
 import json
 import os
 import random
@@ -223,11 +224,18 @@ def test_error_messages_are_cut_to_the_termination_message_limit(text: str) -> N
         unpack_facts(message)
 
 
+def damaged_facts() -> str:
+    """Return a message whose gzip header is intact, and whose compressed data is not."""
+    packed = bytearray(base64.b64decode(json.loads(pack_facts(checkpoint({"hidden_size": 8})))["facts"]))
+    packed[12:30] = b"\xff" * 18
+    return json.dumps({"facts": base64.b64encode(packed).decode()})
+
+
 @pytest.mark.parametrize(
     "message",
     [
         "", "null", "[]", "7", '{"facts": 3}', '{"facts": "%%%"}', '{"facts": "aGFsbG8="}', '{"error": []}', "[" * 4000,
-        pack_facts(checkpoint({}))[:-30] + '"}', '{"error": {"reason": 1}}',
+        pack_facts(checkpoint({}))[:-30] + '"}', damaged_facts(), '{"error": {"reason": 1}}',
     ],
 )  # fmt: skip
 def test_invalid_reader_message_is_a_reader_failure(message: str) -> None:
