@@ -33,9 +33,11 @@ from urllib.parse import quote
 
 import msgspec
 
+from specdecode_operator.capture.files.config_hash import gpu_label, header_hash
 from specdecode_operator.capture.files.formats import (
     ABORTED,
     CLIENT,
+    MANIFEST_SCHEMA,
     PART_SUFFIX,
     STEP_STATS,
     TRACE,
@@ -53,7 +55,7 @@ from specdecode_operator.capture.files.formats import (
 )
 from specdecode_operator.capture.files.live import ALL_PERCENT, Placement, Recorded
 from specdecode_operator.capture.files.segments import FOLDER, Segment, Torn, list_segments, read_segment
-from specdecode_operator.capture.recorder.segment_format import Request, Step
+from specdecode_operator.capture.recorder.segment_format import Header, Request, Step
 
 CACHE_KIB: Final = 8 * 1024
 """Size of SQLite's page cache."""
@@ -199,7 +201,7 @@ class WholeEngine:
 
 _DIGITS: Final = 4
 """Decimal digits of a millisecond: a tenth of a microsecond, less than the precision of an engine's stamp."""
-OLDER_READERS: Final[dict[str, Any]] = {
+_OLDER_READERS: Final[dict[str, Any]] = {
     "encoder_cache_usage": 0.0,
     "waiting_lora_adapters": {},
     "running_lora_adapters": {},
@@ -270,6 +272,37 @@ def aborted_record(request: Request, client: ClientRecord | None, clock: Clock) 
         prompt_tokens=request.prompt_tokens,
         finish_reason=request.finish_reason,
         **_identity(request, client, clock),
+    )
+
+
+def step_stats(step: Step, clock: Clock) -> StepStats | None:
+    """Return the line of a step's statistics; None if another API server got them."""
+    if step.scheduler is None:
+        return None
+    details = step.scheduler.get("iteration_details")
+    return StepStats(
+        ts_ms=clock.ms(step.t),
+        scheduler=_OLDER_READERS | step.scheduler,
+        engine=step.engine,
+        duration_ms=details.get("elapsed_ms") if isinstance(details, dict) else None,
+    )
+
+
+def trace_meta(header: Header) -> TraceMeta:
+    """Return the first line of a trace, as far as a segment's header tells it."""
+    speculative = header.config.speculative
+    return TraceMeta(
+        model=header.model,
+        gpu=gpu_label(header.gpu),
+        tp=header.config.tensor_parallel,
+        max_num_seqs=header.config.max_num_seqs,
+        source="specdecode-operator",
+        block_size=header.config.block_size,
+        config_hash=header_hash(header),
+        vllm_version=header.vllm,
+        schema=MANIFEST_SCHEMA,
+        speculative=msgspec.to_builtins(speculative) if speculative else None,
+        sample_percent=None if header.sample_percent == ALL_PERCENT else header.sample_percent,
     )
 
 
@@ -440,14 +473,8 @@ class _Merge:
     def _steps(self, steps: sqlite3.Connection) -> Iterator[StepStats]:
         for stamp_s, line in steps.execute(_STEPS):
             step = _STEP.decode(line)
-            if stamp_s >= self._first_arrival_s and step.scheduler is not None:
-                details = step.scheduler.get("iteration_details")
-                yield StepStats(
-                    ts_ms=self._clock.ms(step.t),
-                    scheduler=OLDER_READERS | step.scheduler,
-                    engine=step.engine,
-                    duration_ms=details.get("elapsed_ms") if isinstance(details, dict) else None,
-                )
+            if stamp_s >= self._first_arrival_s and (stats := step_stats(step, self._clock)) is not None:
+                yield stats
 
     def _write(self, name: str, lines: Iterator[bytes], first: bytes | None = None) -> int:
         count = 0

@@ -138,6 +138,13 @@ class DraftTotals:
         return [count / self.drafts for count in self.accepted_per_pos] if self.drafts else []
 
 
+def is_consistent(stats: SpeculationStats) -> bool:
+    """Return whether the acceptance per position adds up and does not rise with the position."""
+    per_pos = stats.num_accepted_tokens_per_pos
+    adds_up = sum(per_pos) == stats.num_accepted_tokens <= stats.num_draft_tokens
+    return adds_up and sorted(per_pos, reverse=True) == per_pos
+
+
 @dataclass
 class StepTotals(DraftTotals):
     """Sums over step statistics."""
@@ -158,9 +165,7 @@ class StepTotals(DraftTotals):
             return
         self.add_drafts(stats)
         self.num_spec_tokens = max(self.num_spec_tokens, stats.num_spec_tokens)
-        per_pos = stats.num_accepted_tokens_per_pos
-        adds_up = sum(per_pos) == stats.num_accepted_tokens <= stats.num_draft_tokens
-        self.inconsistent += not (adds_up and sorted(per_pos, reverse=True) == per_pos)
+        self.inconsistent += not is_consistent(stats)
 
 
 @dataclass

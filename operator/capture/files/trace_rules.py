@@ -15,7 +15,16 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec import Struct
 
-from specdecode_operator.capture.files.formats import Count, FinishReason, ItlContext, ItlSummary, Record, TraceMeta
+from specdecode_operator.capture.files.formats import (
+    Count,
+    FinishReason,
+    ItlContext,
+    ItlSummary,
+    Record,
+    StepStats,
+    TraceMeta,
+)
+from specdecode_operator.untrusted import MAX_DEPTH
 
 _U64: Final = 2**64
 _FINISH_REASONS: Final = " ".join(FinishReason.__args__)  # type: ignore[attr-defined]
@@ -136,23 +145,41 @@ def decode_record(decoder: "msgspec.json.Decoder[_Line]", text: bytes) -> _Line:
 def decode_step(text: bytes) -> StepLine:
     """Return one line of step statistics."""
     step = decode(_STEP, text)
-    if _LONG_NUMBER.search(text) and (wide := _wide_counter(step)):
-        raise UnreadableLineError("type", f"{wide} does not fit into 64 bits")
+    if _LONG_NUMBER.search(text):
+        _check_numbers(step)
     return step
 
 
-def _wide_counter(value: Any, name: str = "") -> str | None:
-    """Return the first number in a decoded line that is too wide for the reader, with its name."""
-    if isinstance(value, int):
-        return f"{name}: {value}" if value >= _U64 else None
-    parts: Iterable[tuple[str, Any]] = ()
+def readable_step(stats: StepStats) -> StepLine:
+    """Return step statistics as `decode_step` reads their line."""
+    try:
+        step = msgspec.convert(stats, StepLine, from_attributes=True)
+    except msgspec.ValidationError as error:
+        raise UnreadableLineError("type", str(error)) from error
+    _check_numbers(step)
+    return step
+
+
+def _check_numbers(line: Struct) -> None:
+    """Find the first number in a decoded line that is too wide for the reader."""
+    level: list[tuple[str, Any]] = [("", line)]
+    for _ in range(MAX_DEPTH):
+        for name, value in level:
+            if isinstance(value, int) and value >= _U64:
+                raise UnreadableLineError("type", f"{name}: {value} does not fit into 64 bits")
+        level = [part for name, value in level for part in _parts(name, value)]
+        if not level:
+            return
+    raise UnreadableLineError("json", f"nested more than {MAX_DEPTH} deep")
+
+
+def _parts(name: str, value: Any) -> Iterable[tuple[str, Any]]:
+    """Return the named values inside an object or a list."""
     if isinstance(value, Struct):
-        parts = msgspec.structs.asdict(value).items()
-    elif isinstance(value, dict):
-        parts = value.items()
-    elif isinstance(value, list):
-        parts = ((name, part) for part in value)
-    return next((wide for part, inner in parts if (wide := _wide_counter(inner, part))), None)
+        return msgspec.structs.asdict(value).items()
+    if isinstance(value, dict):
+        return value.items()
+    return ((name, part) for part in value) if isinstance(value, list) else ()
 
 
 def decode(decoder: "msgspec.json.Decoder[_Line]", text: bytes) -> _Line:

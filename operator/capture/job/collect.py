@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from threading import Lock
 from typing import Annotated, Final, Literal
@@ -26,13 +27,13 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from specdecode_operator.capture.files.formats import CaptureError, LivePod, LiveWindow, WindowEnd
+from specdecode_operator.capture.files.formats import CaptureError, LivePod, LiveWindow, WindowEnd, encode_meta
 from specdecode_operator.capture.files.live import LONGEST_JUMP_S, Recorded, Source
-from specdecode_operator.capture.files.merge import OLDER_READERS
+from specdecode_operator.capture.files.merge import Clock, step_stats, trace_meta
 from specdecode_operator.capture.files.publish import flush
 from specdecode_operator.capture.files.segments import Segment
-from specdecode_operator.capture.files.totals import BY_ENGINE
-from specdecode_operator.capture.files.trace_rules import SchedulerStats
+from specdecode_operator.capture.files.totals import BY_ENGINE, is_consistent
+from specdecode_operator.capture.files.trace_rules import UnreadableLineError, decode_meta, readable_step
 from specdecode_operator.capture.job import pod_files
 from specdecode_operator.capture.job.collect_settings import (
     JOINING,
@@ -78,6 +79,7 @@ class RejectedError(Exception):
 
 
 _HEX_ID: Final = re.compile(r"[0-9a-f]{16}")
+_REASON: Final = re.compile(r"[0-9a-z_]{1,64}")
 _BOOT: Final = re.compile(r"[0-9A-Za-z_-]{1,64}")
 _LONGEST_HEADER_BYTES: Final = 2**16  # it stays in memory
 _MOST_ENGINES: Final = 1024
@@ -86,6 +88,7 @@ _ENDS: Final = frozenset({BY_ENGINE, "stop_string", "abort", "unfinished"})
 _WHOLE: Final = frozenset({BY_ENGINE, "stop_string"})
 _FINISH_REASONS: Final = frozenset({None, "stop", "length", "abort", "error", "repetition"})
 _U64: Final = 2**64
+_CLOCK: Final = Clock(0.0)  # lines are only checked here; the merge places them in time
 
 
 def _require(truth: bool, what: str) -> None:
@@ -165,6 +168,12 @@ class SegmentReader:
             "invalid engine indexes",
         )
         _require(_are_times(line.monotonic_s, line.wall_s), "an invalid time")
+        try:
+            decode_meta(encode_meta(trace_meta(line)))
+        except UnreadableLineError as error:
+            raise RejectedError(
+                f"invalid settings of the engine: {clip(printable(str(error)), LONGEST_REASON)}"
+            ) from error
         self.header = line
         source = self.source
         source.offset_s = source.least_offset_s = source.largest_offset_s = line.wall_s - line.monotonic_s
@@ -191,12 +200,12 @@ class SegmentReader:
             source.least_offset_s = min(source.least_offset_s, offset_s)
             source.largest_offset_s = max(source.largest_offset_s, offset_s)
             if line.admitted is not None and line.sampled_out is not None:
-                _require(0 <= line.sampled_out <= line.admitted, "an invalid number of requests")
+                _require(0 <= line.sampled_out <= line.admitted < _U64, "an invalid number of requests")
                 self._report(line.admitted, line.sampled_out)
         elif isinstance(line, Off):
             source.off = clip(printable(line.reason), LONGEST_REASON)
         elif isinstance(line, Tally):
-            _require(min(msgspec.structs.astuple(line)) >= 0, "a tally below 0")
+            _require(all(0 <= each < _U64 for each in msgspec.structs.astuple(line)), "an invalid tally")
             source.tally = line
             self._report(line.admitted, line.sampled_out)
             self._next = self._before_last
@@ -218,7 +227,8 @@ class SegmentReader:
             (line.requests, line.steps) == (source.requests, source.steps),
             f"{source.requests} requests and {source.steps} steps arrived of {line.requests} and {line.steps}",
         )
-        _require(min(line.dropped, line.unfinished, line.errors) >= 0, "a count below 0")
+        _require(_REASON.fullmatch(line.reason) is not None, "an invalid reason")
+        _require(all(0 <= each < _U64 for each in (line.dropped, line.unfinished, line.errors)), "an invalid count")
         self.closed = line
         self._next = self._none
 
@@ -253,6 +263,9 @@ class SegmentReader:
         )
         times_s = (line.arrival_monotonic_s, line.queued_s, line.scheduled_s)
         _require(_are_times(*times_s, *line.chunk_s), "a request with an invalid time")
+        stamps_s = [stamp_s for stamp_s, count in zip(line.chunk_s, line.chunk_tokens, strict=True) if count]
+        in_order = all(before_s <= after_s for before_s, after_s in pairwise([line.arrival_monotonic_s, *stamps_s]))
+        _require(in_order, "a request whose chunks are not in the order of their times")
         _require(line.ended_by in _ENDS and line.finish_reason in _FINISH_REASONS, "a request with an unknown end")
         _require(
             line.stop_reason in {None, STOP_STRING, STOP_TOKEN} or (record.token_ids and type(line.stop_reason) is int),
@@ -271,20 +284,17 @@ class SegmentReader:
     def _add_step(self, line: Step) -> None:
         _require(self._has_engine(line.engine) and _are_times(line.t), "a step of an unknown engine or time")
         source = self.source
+        if (stats := step_stats(line, _CLOCK)) is not None:
+            try:
+                drafting = readable_step(stats).scheduler.spec_decoding_stats
+            except UnreadableLineError as error:
+                raise RejectedError(f"a step's statistics: {clip(printable(str(error)), LONGEST_REASON)}") from error
+            if drafting is not None:
+                _require(is_consistent(drafting), "a step whose acceptance per position is inconsistent")
+                source.drafts += drafting.num_drafts
+                source.draft_tokens += drafting.num_draft_tokens
+                source.accepted_tokens += drafting.num_accepted_tokens
         source.steps += 1
-        if line.scheduler is None:
-            return
-        try:
-            scheduler = msgspec.convert(OLDER_READERS | line.scheduler, SchedulerStats)
-        except msgspec.ValidationError as error:
-            raise RejectedError(f"a step's statistics: {clip(printable(str(error)), LONGEST_REASON)}") from error
-        details = line.scheduler.get("iteration_details")
-        elapsed = details.get("elapsed_ms") if isinstance(details, dict) else None
-        _require(elapsed is None or (isinstance(elapsed, int | float) and math.isfinite(elapsed)), "a step's duration")
-        if (stats := scheduler.spec_decoding_stats) is not None:
-            source.drafts += stats.num_drafts
-            source.draft_tokens += stats.num_draft_tokens
-            source.accepted_tokens += stats.num_accepted_tokens
 
     def _has_engine(self, engine: int) -> bool:
         return self.header is not None and engine in self.header.engines
@@ -426,6 +436,8 @@ class Peer:
                 self._bound_clock(self.armed_wall_s)
         except RejectedError as error:
             return b"".join(good), str(error)
+        except Exception as error:  # noqa: BLE001  the line of one engine must not end the capture
+            return b"".join(good), f"a line that cannot be checked: {type(error).__name__}"
         return b"".join(good), None
 
     def _bound_clock(self, armed_wall_s: float) -> None:

@@ -8,9 +8,9 @@ from msgspec import Struct
 
 from specdecode_operator.capture.files import formats, validate
 from specdecode_operator.capture.files.accounting import Accounting
-from specdecode_operator.capture.files.config_hash import engine_hash, gpu_label, header_hash
-from specdecode_operator.capture.files.live import ALL_PERCENT, Recorded, loss_text
-from specdecode_operator.capture.files.merge import Merged, merge
+from specdecode_operator.capture.files.config_hash import engine_hash, header_hash
+from specdecode_operator.capture.files.live import Recorded, loss_text
+from specdecode_operator.capture.files.merge import Merged, merge, trace_meta
 from specdecode_operator.capture.files.publish import finish_publication, publish, read_manifest, seal
 from specdecode_operator.capture.files.segments import Segment
 from specdecode_operator.capture.files.summary import Summary, status_summary, summarize
@@ -57,26 +57,15 @@ class Published(Struct, frozen=True, kw_only=True):
 def finish(places: Places, asked: Asked, run: Run) -> Published:
     """Merge, validate and publish an attempt whose recorders have finished."""
     header = run.segments[0].header
-    speculative = header.config.speculative
     config_digest, engine_digest = header_hash(header), engine_hash(header, asked.context, run.image_id)
-    meta = formats.TraceMeta(
-        model=header.model,
-        gpu=gpu_label(header.gpu),
-        tp=header.config.tensor_parallel,
-        max_num_seqs=header.config.max_num_seqs,
-        source="specdecode-operator",
-        block_size=header.config.block_size,
-        config_hash=config_digest,
-        vllm_version=header.vllm,
-        schema=formats.MANIFEST_SCHEMA,
+    meta = msgspec.structs.replace(
+        trace_meta(header),
         capture=f"{places.namespace}/{places.capture}",
         attempt=places.attempt,
         zero_monotonic_s=run.zero_monotonic_s,
         zero_wall_s=run.zero_wall_s,
         engine_hash=engine_digest,
-        speculative=msgspec.to_builtins(speculative) if speculative else None,
         block_hash=None if run.live is None else header.block_hash,
-        sample_percent=None if header.sample_percent == ALL_PERCENT else header.sample_percent,
     )
     recorded = [_entry(each) for each in run.segments] if run.live is None else run.live.entries()
     with volume_errors(places.root):

@@ -1,6 +1,7 @@
 """The container that collects a live capture: permitted connections, the window, and the published files."""
 
 import errno
+import functools
 import os
 import resource
 import signal
@@ -630,6 +631,14 @@ class TestNoEngine:
         assert live_of(published).pods[0].missing is None
 
 
+def nested(levels: int) -> list[Any]:
+    """Return lists inside lists."""
+    value: list[Any] = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
 class TestUntrustedPeers:
     @pytest.mark.parametrize(
         ("first", "why"),
@@ -721,6 +730,8 @@ class TestUntrustedPeers:
             ({"engines": [-1]}, "engine indexes"),
             ({"gpu_uuids": ["x"] * 20_000}, "header of more than"),
             ({"token_ids": True}, "token ids that were not ordered"),
+            ({"config": {"tensor_parallel": 2**32}}, "settings of the engine"),
+            ({"config": {"block_size": -1}}, "settings of the engine"),
         ],
     )
     async def test_invalid_header_begins_no_segment(
@@ -748,10 +759,12 @@ class TestUntrustedPeers:
             ({"prompt_tokens": -1}, "invalid number"),
             ({"block_hashes": [2**64]}, "invalid number"),
             ({"arrival_monotonic_s": 1e300}, "invalid time"),
+            ({"arrival_monotonic_s": 1e11}, "not in the order of their times"),
             ({"ended_by": "me"}, "unknown end"),
             ({"finish_reason": "tired"}, "unknown end"),
             ({"stop_reason": "secret"}, "a stop string"),
             ({"stop_reason": 9642}, "stop token"),
+            ({"temperature": 10**400}, "unreadable line"),
             ({"token_ids": [1]}, "not ordered"),
             ({"prompt_token_ids": [1]}, "not ordered"),
             ({"chunk_s": "x"}, "unreadable line"),
@@ -775,6 +788,95 @@ class TestUntrustedPeers:
         assert loss.pod == "bad"
         assert why in loss.reason
         assert live_of(published).accounting.records == 13
+
+    @pytest.mark.parametrize(
+        ("place", "value", "why"),
+        [
+            pytest.param(("iteration_details", "elapsed_ms"), 10**400, "duration_ms", id="too large for a float"),
+            (("iteration_details", "elapsed_ms"), True, "duration_ms"),
+            (("iteration_details", "iteration_index"), 2**64, "64 bits"),
+            (("iteration_details", "deep"), nested(200), "nested more than 100 deep"),
+            (("num_running_reqs",), 2**64, "64 bits"),
+            (("spec_decoding_stats", "num_accepted_tokens"), 2**63, "per position"),
+            (("spec_decoding_stats", "num_accepted_tokens_per_pos"), [0, 1, 0, 0], "per position"),
+        ],
+    )
+    async def test_invalid_step_interrupts_only_its_segment(
+        self, tmp_path: Path, place: tuple[str, ...], value: Any, why: str
+    ) -> None:
+        async with collector(environment(tmp_path, ["bad", "good"])) as running:
+            pods = [PlayedPod("bad"), PlayedPod("good")]
+            peers = [peer for pod in pods for peer in await running.join(pod)]
+            (bad, played), good = [(peer, await peer.armed(pod)) for pod, peer in zip(pods, peers, strict=True)]
+            steps = [line for line in played.recorded if line["k"] == "step" and line["scheduler"]]
+            step = next(line for line in steps if line["scheduler"]["spec_decoding_stats"])
+            wrong = msgspec.json.decode(msgspec.json.encode(step))
+            *above, name = place
+            functools.reduce(dict.__getitem__, above, wrong["scheduler"])[name] = value
+            await bad.send(b"".join(msgspec.json.encode(line) + b"\n" for line in (step, wrong, step)))
+            assert await bad.order() is None
+            await good[0].send(*good[1].recorded)
+            await running.received(3 + 2 + len(good[1].recorded))
+            published = await end(running, [good])
+        (loss,) = live_of(published).lost
+        assert loss.pod == "bad"
+        assert why in loss.reason
+        assert [each.live.steps for each in published.manifest.segments if each.live] == [
+            1,
+            sum(line["k"] == "step" for line in good[1].recorded),
+        ]
+
+    async def test_unexpected_error_of_a_line_interrupts_only_its_segment(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fails(*_: Any) -> Any:
+            raise OverflowError
+
+        async with collector(environment(tmp_path, ["bad", "good"])) as running:
+            pods = [PlayedPod("bad"), PlayedPod("good")]
+            peers = [peer for pod in pods for peer in await running.join(pod)]
+            (bad, played), good = [(peer, await peer.armed(pod)) for pod, peer in zip(pods, peers, strict=True)]
+            await good[0].send(*good[1].recorded)
+            await running.received(4 + len(good[1].recorded))
+            with monkeypatch.context() as broken:
+                broken.setattr(collect, "step_stats", fails)
+                await bad.send(*played.recorded)
+                assert await bad.order() is None
+            published = await end(running, [good])
+        (loss,) = live_of(published).lost
+        assert (loss.pod, "cannot be checked: OverflowError" in loss.reason) == ("bad", True)
+
+    @pytest.mark.parametrize("change", [{"finished": 10**400}, {"older": -1}])
+    async def test_invalid_tally_interrupts_only_its_segment(self, tmp_path: Path, change: dict[str, int]) -> None:
+        async with collector(environment(tmp_path, ["bad", "good"])) as running:
+            pods = [PlayedPod("bad"), PlayedPod("good")]
+            peers = [peer for pod in pods for peer in await running.join(pod)]
+            (bad, played), good = [(peer, await peer.armed(pod)) for pod, peer in zip(pods, peers, strict=True)]
+            await send_all(running, [(bad, played), good])
+            running.advance(600)
+            assert await bad.order() is not None
+            await bad.send(*played.last_lines(**change))
+            assert await bad.order() is None
+            await good[0].finish(good[1])
+            published = await running.published()
+        (loss,) = live_of(published).lost
+        assert (loss.pod, "an invalid tally" in loss.reason) == ("bad", True)
+
+    @pytest.mark.parametrize("change", [{"reason": "x" * 100_000}, {"dropped": 10**400}])
+    async def test_invalid_last_line_interrupts_only_its_segment(self, tmp_path: Path, change: dict[str, Any]) -> None:
+        async with collector(environment(tmp_path, ["bad", "good"])) as running:
+            pods = [PlayedPod("bad"), PlayedPod("good")]
+            peers = [peer for pod in pods for peer in await running.join(pod)]
+            (bad, played), good = [(peer, await peer.armed(pod)) for pod, peer in zip(pods, peers, strict=True)]
+            await send_all(running, [(bad, played), good])
+            running.advance(600)
+            assert await bad.order() is not None
+            *rest, last = played.last_lines()
+            await bad.send(*rest, last | change)
+            assert await bad.order() is None
+            await good[0].finish(good[1])
+            published = await running.published()
+        assert [each.pod for each in live_of(published).lost] == ["bad"]
 
     @pytest.mark.parametrize("change", [lambda ids: ids[:-1], lambda ids: [*ids, 1], lambda ids: [2**32, *ids[1:]]])
     @pytest.mark.parametrize("field", ["token_ids", "prompt_token_ids"])
