@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
-import msgspec
 from msgspec import Meta, Struct
 
 from specdecode_operator.capture.comparison.comparison_file import Slo
 from specdecode_operator.capture.files.formats import CHECKS, MANIFEST, CaptureError, Checks, EngineCounters, FileEntry
+from specdecode_operator.capture.files.publish import UnreadableManifestError, decode_manifest
 from specdecode_operator.capture.recorder.segment_format import EngineConfig
 from specdecode_operator.problems import printable, shown
 
-_MOST_MANIFEST_BYTES: Final = 16 * 2**20
 _ARM: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?")
 _HOW: Final = "fetch the capture again"
 
@@ -164,12 +163,8 @@ def read_checks(repetitions: Sequence[Repetition]) -> Checks | None:
 
 def _decoded(path: Path, kind: type[_Kind]) -> _Kind:
     try:
-        with path.open("rb") as stream:
-            text = stream.read(_MOST_MANIFEST_BYTES + 1)
-        if len(text) > _MOST_MANIFEST_BYTES:
-            raise not_comparable(f"{path}: has more than {_MOST_MANIFEST_BYTES >> 20} MiB: {_HOW}")
-        return msgspec.json.decode(text, type=kind)
+        return decode_manifest(path, kind)
     except OSError as error:
         raise not_comparable(f"{path}: cannot be read: {error.strerror}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UnreadableManifestError as error:
         raise not_comparable(f"{path}: cannot be read: {error}: {_HOW}") from error

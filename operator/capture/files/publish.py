@@ -10,11 +10,12 @@ import errno
 import hashlib
 import os
 import shutil
+import stat
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -36,7 +37,13 @@ from specdecode_operator.problems import printable
 UNFINISHED: Final = "Unfinished"
 _LONGEST_NAME_BYTES: Final = 255  # limit of Linux
 _CHUNK_BYTES: Final = 2**20
+MOST_MANIFEST_BYTES: Final = 16 * 2**20
+_Kind = TypeVar("_Kind")
 _TAKEN: Final = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR})
+
+
+class UnreadableManifestError(Exception):
+    """A manifest is not a file that could be one."""
 
 
 def seal(attempt: Path) -> dict[str, FileEntry]:
@@ -110,9 +117,36 @@ def reject_finished(final: Path) -> None:
 def read_manifest(final: Path) -> Manifest | None:
     """Return the manifest of a finished capture; None if it is missing or cannot be read."""
     try:
-        return msgspec.json.decode((final / MANIFEST).read_bytes(), type=Manifest)
-    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
+        return decode_manifest(final / MANIFEST, Manifest)
+    except (FileNotFoundError, NotADirectoryError, UnreadableManifestError):
         return None
+
+
+def decode_manifest(path: Path, kind: type[_Kind]) -> _Kind:
+    """Return the JSON of a manifest, or of a file beside it, as a type.
+
+    Raises
+    ------
+    UnreadableManifestError
+        If it is not a regular file of at most 16 MiB, or cannot be decoded.
+    OSError
+        If it cannot be opened or read.
+    """
+    # Does not wait for the writer of a FIFO.
+    opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(opened).st_mode):
+            raise UnreadableManifestError("it is not a regular file")
+        with os.fdopen(opened, "rb", closefd=False) as stream:
+            text = stream.read(MOST_MANIFEST_BYTES + 1)
+    finally:
+        os.close(opened)
+    if len(text) > MOST_MANIFEST_BYTES:
+        raise UnreadableManifestError(f"it has more than {MOST_MANIFEST_BYTES >> 20} MiB")
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UnreadableManifestError(str(error)) from error
 
 
 def _finished(final: Path) -> CaptureError:
@@ -148,10 +182,10 @@ class _Files(msgspec.Struct):
 def verify(folder: Path) -> list[str]:
     """Return the differences between a published folder and its manifest, or an empty list."""
     try:
-        files = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=_Files).files
+        files = decode_manifest(folder / MANIFEST, _Files).files
     except FileNotFoundError:
         return [f"{MANIFEST} is missing: this is not a published capture"]
-    except msgspec.DecodeError as error:
+    except UnreadableManifestError as error:
         return [f"{MANIFEST} cannot be read: {error}"]
     elsewhere = [name for name in files if not _is_file_name(name)]
     if elsewhere:

@@ -38,7 +38,7 @@ from specdecode_operator.capture.files.formats import (
     TraceRecord,
     read_lines,
 )
-from specdecode_operator.capture.files.publish import verify
+from specdecode_operator.capture.files.publish import UnreadableManifestError, decode_manifest, verify
 from specdecode_operator.capture.files.totals import ClientTotals, StepTotals, TraceTotals
 from specdecode_operator.capture.files.trace_rules import (
     UnreadableLineError,
@@ -199,12 +199,12 @@ def validate_capture(
             report.add(0, "manifest", fault)
         try:
             if not report.broken:
-                manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=_Recorded)
+                manifest = decode_manifest(folder / MANIFEST, _Recorded)
                 segments, counters = manifest.segments, manifest.live or manifest.engine_counters
                 steps_wanted = wants_steps(manifest.record)
                 notes = engine_notes(manifest.vllm, recorder_tried=manifest.recorder_tried, context=manifest.context)
                 report.notes += [*maker_note(manifest.specdecode), *notes]
-        except msgspec.DecodeError as error:
+        except UnreadableManifestError as error:
             report.add(1, "manifest", f"{MANIFEST} cannot be read: {error}")
     for name in (TRACE, STEP_STATS, CLIENT, ABORTED):
         if (path := find(folder, name)) is not None:
@@ -296,7 +296,10 @@ _ABORTED: Final = msgspec.json.Decoder(AbortedRecord)
 
 def _check(path: Path, kind: str, found: Validation) -> None:
     """Add the report and the totals of one file."""
-    if kind == TRACE:
+    if not path.is_file():
+        report = FileReport(path.name, kind)
+        report.add(0, "file", "not a regular file: a device or a pipe might never end")
+    elif kind == TRACE:
         trace = found.trace = TraceTotals()
         report = _read(path, kind, partial(_take_record, trace))
         if trace.records and not trace.with_arrival:

@@ -18,7 +18,7 @@ from specdecode_operator.capture.comparison.comparison_file import Arm, Comparis
 from specdecode_operator.capture.comparison.golden_records import NotComparableError, repetitions_of
 from specdecode_operator.capture.comparison.regression import Limits, Regression, RegressionVerdict, judge
 from specdecode_operator.capture.files.formats import DATA_FILES, MANIFEST, CaptureError, FileEntry
-from specdecode_operator.capture.files.publish import file_entry, verify
+from specdecode_operator.capture.files.publish import decode_manifest, file_entry, verify
 from specdecode_operator.capture.files.summary import summarize, summary_text
 from specdecode_operator.capture.files.validate import Validation, find, validate_capture, validate_file
 from specdecode_operator.capture.trace_reader import RecordingError
@@ -376,7 +376,7 @@ def uploads(folder: Path) -> list[Upload]:
         if faults := verify(part):
             raise PushFolderError(f"{part}: {faults[0]}: fetch the capture again")
         below = "" if part == folder else f"{part.relative_to(folder).as_posix()}/"
-        found = msgspec.json.decode((part / MANIFEST).read_bytes(), type=_Files).files
+        found = decode_manifest(part / MANIFEST, _Files).files
         if compressed := sorted(name for name in found if not (part / name).is_file()):
             raise PushFolderError(f"{part}: {compressed[0]} is compressed: decompress it, as the manifest names it")
         data += [Upload(f"{below}{name}", part / name, entry) for name, entry in sorted(found.items())]

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,25 @@ def test_validate_checks_a_live_capture_against_its_manifest(folder: Path) -> No
     assert {"accounting", "finished_requests", "generated_tokens", "engine_counters"} <= found["gates"].keys()
     assert (found["summary"]["requests"]["admitted"], found["summary"]["requests"]["completed"]) == (80, 80)
     assert found["summary"]["engine"]["ttft_ms"]["count"] == 80
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("manifest.json", "manifest.json cannot be read: it is not a regular file [manifest]"),
+        ("trace.jsonl", "not a regular file: a device or a pipe might never end [file]"),
+        ("client.jsonl", "not a regular file: a device or a pipe might never end [file]"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["fifo", "device"])
+def test_validate_does_not_read_pipes_and_devices(tmp_path: Path, name: str, problem: str, kind: str) -> None:
+    if kind == "fifo":
+        os.mkfifo(tmp_path / name)
+    else:
+        (tmp_path / name).symlink_to("/dev/zero")
+    code, text = run("capture", "validate", tmp_path)
+    assert code == 1
+    assert problem in text
 
 
 def test_report_of_a_live_capture_shows_engine_figures(folder: Path, tmp_path: Path) -> None:
