@@ -173,6 +173,7 @@ def _problems_without_models(spec: SpecDecodeDeploymentSpec, profile: EngineProf
     return [
         *_product_problems(spec),
         *images,
+        *_recording_problems(spec),
         *_emulation_problems(spec),
         *_revision_problems(spec),
         *extra_args_problems(spec.engine.extra_args, profile),
@@ -183,6 +184,14 @@ def _problems_without_models(spec: SpecDecodeDeploymentSpec, profile: EngineProf
         *pod_template_problems(spec.pod_template, platform if replay is None else None, claims=claims_devices(spec)),
         *schedule_problems(spec.captures),
     ]
+
+
+def _recording_problems(spec: SpecDecodeDeploymentSpec) -> Iterator[Problem]:
+    """Yield a recording without a source: an object stored without the CRD's rules may lack one."""
+    trace = None if spec.engine.replay is None else spec.engine.replay.trace
+    if trace is not None and trace.config_map is None and trace.persistent_volume_claim is None:
+        message = "a recording has one source: set one of configMap and persistentVolumeClaim"
+        yield Problem("spec.engine.replay.trace.configMap", MISSING, message)
 
 
 def _emulation_problems(spec: SpecDecodeDeploymentSpec) -> Iterator[Problem]:

@@ -8,10 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from specdecode_operator.api.base import Body
+from specdecode_operator.api.deployment import ReplayMode
 from specdecode_operator.api.deployment_status import SpecDecodeDeploymentStatus
 from specdecode_operator.cli.main import app
 from specdecode_operator.deployment.desired_state import Launch, NotLaunched
@@ -266,6 +268,16 @@ def test_emulated_vllm_starts_with_the_planned_arguments(tmp_path: Path) -> None
     assert told["--tensor-parallel-size"] == str(chosen.tensor)
     assert path.split(os.pathsep) == [str(out / "engine/plugins"), str(tmp_path / "packages")]
     assert not sizes_its_cache
+
+
+@pytest.mark.parametrize("mode", ReplayMode)
+def test_recording_without_a_source_is_refused(mode: ReplayMode) -> None:
+    spec = replaying(mode=mode, trace={"path": "trace.jsonl"})
+    spec["engine"]["image"] = "localhost/engine:1"
+    assert refusal(spec) == (
+        "spec.engine.replay.trace.configMap: is missing: a recording has one source: set one of configMap and"
+        " persistentVolumeClaim"
+    )
 
 
 def test_specs_that_cannot_be_emulated_are_refused() -> None:
