@@ -384,10 +384,12 @@ class Cache:
 
     def knows_parent(self, kind: str, body: Body) -> bool:
         """Return whether a parent is stored in this version or a later one."""
-        return _is_as_new(self._parents[kind].get(_key(kind, body)), body)
+        return _has_namespace(body) and _is_as_new(self._parents[kind].get(_key(kind, body)), body)
 
     def knows(self, kind: str, body: Body) -> bool:
         """Return whether a labelled child or pod is stored in this version or a later one."""
+        if not _has_namespace(body):
+            return False
         if is_shared(kind, body):
             return _is_as_new(self._shared_config_maps.get(_place(body)), body)
         owner = self._owners.get(_member(kind, body))
@@ -463,6 +465,11 @@ def is_shared(kind: str, body: Body) -> bool:
     """Return whether this is a ConfigMap that the objects of a namespace share."""
     label = SHARED_CONFIG_MAPS.get(body["metadata"]["name"]) if kind == CONFIG_MAP.kind else None
     return label is not None and label in (body["metadata"].get("labels") or {})
+
+
+def _has_namespace(body: Body) -> bool:
+    """Return whether an object has a namespace; only a faulty API server or proxy sends one of ours without."""
+    return "namespace" in body["metadata"]
 
 
 def _key(kind: str, body: Body) -> Key:

@@ -1,7 +1,8 @@
 """Resync: full lists, namespaces, turns of objects, stalled watches and CRD versions."""
 
+import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from itertools import pairwise
 from typing import Any, cast
 
@@ -33,6 +34,7 @@ from specdecode_operator.handlers import queue, resync
 from specdecode_operator.handlers.main import OperatorState
 from specdecode_operator.handlers.resync import STALLED_S, Lists, ResyncOrder, WatchProgress
 from specdecode_operator.handlers.settings import Settings
+from specdecode_operator.untrusted import read_answer
 from tests.support.api_server import ApiServer
 from tests.support.devices import GPUS, claiming, gpu, resource_slice
 from tests.support.embedded_operator import embedded_operator, until
@@ -346,6 +348,35 @@ async def test_object_that_cannot_be_read_does_not_hide_others(caplog: pytest.Lo
     await Lists(cache, (), lambda _: None).update(cast("Cluster", Paged()), POD)
     assert versions(cache, POD.kind) == ["7"]
     assert "default/poison" in caplog.text
+
+
+@pytest.mark.parametrize("resource", [POD, CONFIG_MAP, SPECDECODE_DEPLOYMENT, SPECDECODE_CAPTURE])
+@pytest.mark.parametrize("way", ["list", "event", "resync"])
+async def test_object_without_a_namespace_does_not_hide_others(
+    resource: Resource, way: str, state: OperatorState, caplog: pytest.LogCaptureFixture
+) -> None:
+    good = {**body("a", 7), "kind": resource.kind, "apiVersion": resource.api_version, "spec": {}}
+    bad = json.loads(json.dumps(good))
+    del bad["metadata"]["namespace"]
+    bad["metadata"]["name"] = CONFIG_MAP_NAME
+    if way == "event":
+        for each in (bad, good):
+            state.objects.read_line(json.dumps({"type": "ADDED", "object": each}).encode())
+    else:
+        whole = {"kind": f"{resource.kind}List", "apiVersion": resource.api_version, "items": [bad, good]}
+        text = json.dumps({**whole, "metadata": {"resourceVersion": "9"}}).encode()
+        if way == "list":
+            state.objects.read_response(text)
+        else:
+
+            class Paged:
+                async def pages(self, *_: Any, is_known: Callable[[Body], bool], **__: Any) -> AsyncIterator[Page]:
+                    yield Page(read_answer(text, is_known)["items"], [], 9)
+
+            await Lists(state.cache, (), lambda _: None).update(cast("Cluster", Paged()), resource)
+    knows = state.cache.knows_parent if resource.kind.startswith("SpecDecode") else state.cache.knows
+    assert knows(resource.kind, good)
+    assert f"{resource.kind} None/{CONFIG_MAP_NAME}" in caplog.text
 
 
 async def test_forbidden_namespace_does_not_stop_work_in_others(
