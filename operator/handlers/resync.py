@@ -361,25 +361,22 @@ class ResyncOrder(Collector):
             self.forget(gone)
         new = [key for key in present if not any(key in line for line in self._lines)]
         due = [key for key, at_s in self._due_at_s.items() if at_s <= now_s]
-        measured, close = self._looks
+        scheduled = [key for key in due if key.kind == deployment.KIND]
         quiet = math.ceil(len(self._quiet) / _ROUNDS_OF_ALL)
-        turns = (islice(self._measured, measured), self._shared(close), islice(self._quiet, quiet))
-        return list(dict.fromkeys(chain(new, due, *turns)))
+        turns = (islice(self._measured, self._looks[0]), self._active(set(due)), islice(self._quiet, quiet))
+        return list(dict.fromkeys(chain(new, scheduled, *turns)))
 
-    def _shared(self, looks: int) -> Iterable[Key]:
-        """Return objects without a policy: half of them by time only, the other half from each namespace in turn.
+    def _active(self, due: Collection[Key]) -> Iterable[Key]:
+        """Return objects without a policy. Captures that are due get up to half of the turns first.
 
-        With turns by namespace only, objects of a large namespace would wait for hours beside many small namespaces.
+        A capture that still waits after its time stays due, so captures have a limit, unlike schedules.
         """
+        _, looks = self._looks
         if looks >= len(self._close):
             return self._close
-        oldest = [*islice(self._close, looks - looks // 2)]
-        taken, before, ranked = set(oldest), Counter[str](), []
-        for key in self._close:
-            if key not in taken:
-                ranked.append((before[key.namespace], key))
-            before[key.namespace] += 1
-        return chain(oldest, (key for _, key in nsmallest(looks // 2, ranked, key=itemgetter(0))))
+        captures = _shared([key for key in self._close if key in due and key.kind != deployment.KIND], looks // 2)
+        others = self._close.keys() - captures
+        return chain(captures, _shared([key for key in self._close if key in others], looks - len(captures)))
 
     @property
     def _looks(self) -> tuple[int, int]:
@@ -403,3 +400,19 @@ class ResyncOrder(Collector):
             " scrapes per round. Objects with a policy: at most 45 s.",
             value=self.interval_s,
         )
+
+
+def _shared(line: Collection[Key], looks: int) -> list[Key]:
+    """Return objects of a line: half of them by time only, the other half from each namespace in turn.
+
+    With turns by namespace only, objects of a large namespace would wait for hours beside many small namespaces.
+    """
+    if looks >= len(line):
+        return [*line]
+    oldest = [*islice(line, looks - looks // 2)]
+    taken, before, ranked = set(oldest), Counter[str](), []
+    for key in line:
+        if key not in taken:
+            ranked.append((before[key.namespace], key))
+        before[key.namespace] += 1
+    return [*oldest, *(key for _, key in nsmallest(looks // 2, ranked, key=itemgetter(0)))]

@@ -476,6 +476,28 @@ def test_scheduled_object_is_reconciled_when_due_out_of_turn() -> None:
     assert last not in turns.next(present[:-1], 4600.0)
 
 
+def test_captures_that_are_due_share_the_limit_of_a_round() -> None:
+    """A capture whose next attempt is due, but waits for its deployment, stays due."""
+    turns, due = ResyncOrder(ROUND_S), Requeue(due_at_s=1000.0)
+    captures = [Key("large", f"c{number}", SPECDECODE_CAPTURE.kind) for number in range(500)]
+    other, scheduled = Key("small", "c", SPECDECODE_CAPTURE.kind), Key("small", "scheduled")
+    waiting = [Key("others", str(number)) for number in range(100)]
+    present = [*captures, other, scheduled, *waiting]
+
+    def looks(now_s: float) -> list[Key]:
+        found = turns.next(present, now_s)
+        for key in found:
+            turns.looked(key, due if key in captures or key in (other, scheduled) else Requeue())
+        return found
+
+    looks(0.0)
+    rounds = [looks(1000.0 + number) for number in range(32)]
+    assert {len(each) for each in rounds} <= {64, 65}, "the schedule may have its turn as well"
+    assert all(scheduled in each for each in rounds)
+    assert other in rounds[0]
+    assert {key for each in rounds for key in each} == set(present)
+
+
 def versioned(version: int, namespace: str = "team") -> Body:
     about = {"namespace": namespace, "name": "llama", "uid": "1", "resourceVersion": str(version)}
     return {"metadata": {**about, "labels": {MANAGED_BY_LABEL: MANAGER}}}
