@@ -468,7 +468,7 @@ def is_shared(kind: str, body: Body) -> bool:
 
 
 def _has_namespace(body: Body) -> bool:
-    """Return whether an object has a namespace; only a faulty API server or proxy sends one of ours without."""
+    """Return whether an object has a namespace. Only a faulty API server or proxy omits it."""
     return "namespace" in body["metadata"]
 
 

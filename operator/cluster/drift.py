@@ -219,7 +219,7 @@ def _is_ours(entry: Body) -> bool:
 
 
 def _fields(entry: Body) -> Fields:
-    """Return the tree of fields. Trees inside MAX_DEPTH others are null (`read_json`), and stand for empty ones."""
+    """Return the tree of fields. Trees inside MAX_DEPTH others are null (`read_json`), which means empty."""
     fields: Fields = entry.get("fieldsV1") or {}
     return fields
 
