@@ -336,8 +336,8 @@ OF_TRAINED_DRAFTS = (
 SPECULATION = (
     required(
         "self.method == 'none' || has(self.numSpeculativeTokens)",
-        "numSpeculativeTokens: method {self.method} needs it: set it to 1 to 32; begin with 3 for eagle3, 1 for mtp, 7"
-        " for dspark, 15 for dflash, or 5 for draft_model or ngram",
+        "numSpeculativeTokens: method {self.method} needs it: set it to 1 to 32, for example 3 for eagle and eagle3,"
+        " 1 for mtp, 7 for dspark, 15 for dflash, or 5 for draft_model and ngram",
     ),
     rule(
         "self.method == 'none' || !has(self.numSpeculativeTokens) || self.numSpeculativeTokens > 0",

@@ -101,7 +101,7 @@ def workload_blocked(spec: SpecDecodeCaptureSpec) -> Blocked | None:
 
 
 def lengths_blocked(spec: SpecDecodeCaptureSpec, facts: Facts) -> Blocked | None:
-    """Return that requests of a load exceed the maximum length of the deployment's engines; None if they fit."""
+    """Return why requests of a load are too long for the deployment's engines; None if they fit."""
     problems = too_long_requests(spec.workload, facts, "spec.workload")
     return Blocked("RequestsTooLong", "; ".join(map(str, problems)), permanent=True) if problems else None
 

@@ -478,7 +478,10 @@ def claim_finding(claims: Reading[Sequence[Body]]) -> Finding:
     written = {CAPTURE_LABEL, TRAINING_LABEL}
     claims = [each for each in claims if written.isdisjoint(mapping(mapping(each, "metadata"), "labels"))]
     if not claims:
-        return ok(subject, "none in the namespace: each pod downloads its models, unless spec.models refers to a claim")
+        return ok(
+            subject,
+            "none for models in the namespace: each pod downloads its models, unless spec.models refers to a claim",
+        )
     modes = [(_name(each), texts(mapping(each, "spec"), "accessModes")) for each in claims]
     if exclusive := [name for name, found in modes if found == ["ReadWriteOncePod"]]:
         fix = "for models, use ReadWriteMany or ReadOnlyMany, or run one object with one replica"

@@ -77,7 +77,7 @@ def gpus_of(pod: Mapping[str, Any]) -> int:
 
 
 def _claimed(pod: Mapping[str, Any]) -> int:
-    """Return the number of GPUs in the operator's annotation, if the pod has any claim: users can write annotations."""
+    """Return the number of GPUs in the operator's annotation; 0 without a claim, as users can write annotations."""
     if not objects(mapping(pod, "spec"), "resourceClaims"):
         return 0
     text = mapping(mapping(pod, "metadata"), "annotations").get(RESOURCE_CLAIM_ANNOTATION)

@@ -35,7 +35,7 @@ def schedule_doubts(facts: Facts) -> Iterator[Problem]:
 
 @dataclass(frozen=True)
 class _Limit:
-    """Maximum length of a prompt with its answer, in tokens."""
+    """Maximum length of a prompt with its output, in tokens."""
 
     longest: int
     is_set: bool  # by serving.maxModelLen, which can be raised; otherwise it is the model's
@@ -51,8 +51,8 @@ class _Limit:
             message = f"{self._allowed('reject these prompts')}; {fix}{self._or_raise}"
             return Problem(f"{of_phase if phase.prompt_tokens else of_all}.promptTokens", str(prompt), message)
         if answer > room:
-            effect = f"end answers to prompts of {prompt} tokens after {room}"
-            message = f"{self._allowed(effect)}; use {room} or less, shorten the prompts{self._or_raise}"
+            effect = f"end outputs after prompts of {prompt} tokens at {room}"
+            message = f"{self._allowed(effect)}; use {room} or less, or shorten the prompts{self._or_raise}"
             return Problem(f"{of_phase if phase.output_tokens else of_all}.outputTokens", str(answer), message)
         # Each turn adds a message without the shared prefix, and its answer.
         shared = prompts.shared_prefix_tokens
@@ -60,12 +60,12 @@ class _Limit:
         turns = min(phase.turns or 1, phase.requests or phase.turns or 1)
         if phase.pattern is not Pattern.MULTITURN or shared + turns * turn <= self.longest:
             return None
-        effect = f"do not continue conversations, which grow to {shared + turns * turn} tokens"
-        fix = f"use {(self.longest - shared) // turn} or less, shorten prompts or outputs"
+        effect = f"do not finish conversations, which grow to {shared + turns * turn} tokens"
+        fix = f"use {(self.longest - shared) // turn} turns or fewer, or shorten prompts or outputs"
         return Problem(f"{of_phase}.turns", str(phase.turns), f"{self._allowed(effect)}; {fix}{self._or_raise}")
 
     def _allowed(self, effect: str) -> str:
-        return f"the engines allow {self.longest} tokens for a prompt with its answer, so they {effect}"
+        return f"the engines allow {self.longest} tokens for a prompt with its output, so they {effect}"
 
     @property
     def _or_raise(self) -> str:

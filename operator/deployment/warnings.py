@@ -281,8 +281,8 @@ def _assumed_warnings(facts: Facts) -> Iterator[str]:
     target = facts.pair.target
     if facts.method is Method.DSPARK and facts.pair.draft is None and target.is_made_up:
         yield (
-            f"the stages of DSpark in the checkpoint of {target.name} are only counted if spec.target.assume includes"
-            " them: check weightsGiB and kvBytesPerToken"
+            f"spec.target.assume: the plan counts the DSpark stages of {target.name} only if weightsGiB and"
+            " kvBytesPerToken include them: check both values"
         )
 
 

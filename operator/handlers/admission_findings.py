@@ -152,7 +152,7 @@ def _misspelt_names(unknown: Mapping[str, ModelSource]) -> Iterator[Problem]:
     """Yield each unknown model whose name is close to one of the catalogue."""
     for path, source in unknown.items():
         if meant := meant_model(path, source):
-            yield Problem(f"{path}.model", source.model, f"is not in the catalogue, did you mean {meant}?")
+            yield Problem(f"{path}.model", source.model, f"is not in the catalogue; did you mean {meant}?")
 
 
 def capture_remarks(spec: SpecDecodeCaptureSpec, terms: Terms) -> Iterator[Remark]:

@@ -369,7 +369,7 @@ class ResyncOrder(Collector):
     def _active(self, due: Collection[Key]) -> Iterable[Key]:
         """Return objects without a policy. Captures that are due get up to half of the turns first.
 
-        A capture that still waits after its time stays due, so captures have a limit, unlike schedules.
+        Due captures are limited, because one that waits for its deployment stays due. Schedules are not limited.
         """
         _, looks = self._looks
         if looks >= len(self._close):
@@ -403,9 +403,9 @@ class ResyncOrder(Collector):
 
 
 def _shared(line: Collection[Key], looks: int) -> list[Key]:
-    """Return objects of a line: half of them by time only, the other half from each namespace in turn.
+    """Select objects of a queue: half by waiting time, half from each namespace in turn.
 
-    With turns by namespace only, objects of a large namespace would wait for hours beside many small namespaces.
+    With turns by namespace only, objects of a large namespace would wait for hours if there are many small namespaces.
     """
     if looks >= len(line):
         return [*line]

@@ -592,7 +592,7 @@ _CDI_GPU: Final = re.compile(r"nvidia\.com/gpu=.+")
 
 
 def gpus_of_cdi(names: Sequence[str]) -> int | None:
-    """Return the number of GPUs with these CDI names, of which some may be equal; None for all."""
+    """Return the number of distinct GPUs among CDI names; None if they include `nvidia.com/gpu=all`."""
     return None if "nvidia.com/gpu=all" in names else len(set(names))
 
 

@@ -24,7 +24,7 @@ _UPPER_BOUNDS: Final = {
 
 _COUNT_OF_LAYERS: Final = re.compile(r"(?:.*_)?(?:layers?|modules|depth)")
 _MOST_LAYERS: Final = 1024
-"""The same for layers. Sizing keeps an entry for each, so 2**31 of them would take 16 GiB."""
+"""Upper bound of every number of layers. Sizing keeps one entry per layer, so 2**31 layers would take 16 GiB."""
 
 
 _Default = TypeVar("_Default")

@@ -31,7 +31,7 @@ _LONGEST: Final = 128
 _MOST_COMPARED: Final = 131_072
 """Maximum characters of a file's patterns times layers; the catalogue's have at most 9,000."""
 _NEGATED_CHARACTERS: Final = 128
-"""Minimum that a negated pattern counts as, because it is not merged with others, and matched twice for each name."""
+"""Minimum cost of a negated pattern. Negated patterns are not merged, and each is matched twice per name."""
 
 _DIGITS_COUNTED: Final = re.compile(r"(?:\\d|\[0-9\])\{\d(?:,\d?)?\}")
 """The only parts that may have a count: any other can make an automaton of any size of a few letters."""
@@ -108,8 +108,8 @@ def _read_exclusions(section: Fields, keys: Sequence[str], num_layers: int) -> t
         compared += sum(_characters(pattern, num_layers) for pattern in patterns)
         if compared > _MOST_COMPARED:
             message = (
-                f"{len(patterns):,} patterns, over {num_layers:,} layers, come to {compared:,} characters to compare"
-                f" names with, {_MOST_COMPARED:,} at most: name the modules"
+                f"its patterns and those before come to {compared:,} characters over {num_layers:,} layers, above the"
+                f" maximum of {_MOST_COMPARED:,}: name the modules"
             )
             raise section.error(key, message)
         found.append(_exclusions_under(section, key, texts, patterns))
@@ -117,7 +117,7 @@ def _read_exclusions(section: Fields, keys: Sequence[str], num_layers: int) -> t
 
 
 def _characters(pattern: str, num_layers: int) -> int:
-    """Return the characters with which a pattern's comparison with all layers counts."""
+    """Return the cost of matching a pattern with all layers, in characters."""
     is_negated = _split(pattern.removeprefix(_EXPRESSION))[0] is not None
     characters = max(len(pattern), _NEGATED_CHARACTERS) if is_negated else len(pattern)
     return characters * (1 if _number_in(pattern) else num_layers)

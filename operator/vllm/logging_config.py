@@ -84,7 +84,7 @@ def without_comments(source: str) -> str:
 WATCH: Final = f"# {WATCH_FILE} of specdecode-operator, without comments.\n" + without_comments(
     Path(settings_watch.__file__).read_text(encoding="utf-8")
 )
-"""Content of the file. It is part of each pod template, so engines would restart after a change of a comment."""
+"""Content of the file in each pod template. Without comments, so that a change of one does not restart engines."""
 
 _NOTED: Final = "/tmp/specdecode-changed-settings"  # noqa: S108  the pod's own
 _WATCHED_LEVELS: Final = ("DEBUG", "INFO", "WARNING")

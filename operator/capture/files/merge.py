@@ -276,7 +276,7 @@ def aborted_record(request: Request, client: ClientRecord | None, clock: Clock) 
 
 
 def step_stats(step: Step, clock: Clock) -> StepStats | None:
-    """Return the line of a step's statistics; None if another API server got them."""
+    """Return the statistics line of a step; None if another API server of the engine got the statistics."""
     if step.scheduler is None:
         return None
     details = step.scheduler.get("iteration_details")
@@ -289,7 +289,7 @@ def step_stats(step: Step, clock: Clock) -> StepStats | None:
 
 
 def trace_meta(header: Header) -> TraceMeta:
-    """Return the first line of a trace, as far as a segment's header tells it."""
+    """Return the first line of a trace, with the fields that a segment's header contains."""
     speculative = header.config.speculative
     return TraceMeta(
         model=header.model,

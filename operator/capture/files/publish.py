@@ -43,7 +43,7 @@ _TAKEN: Final = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR})
 
 
 class UnreadableManifestError(Exception):
-    """A manifest is not a file that could be one."""
+    """A manifest is not a regular file, is too large, or cannot be decoded."""
 
 
 def seal(attempt: Path) -> dict[str, FileEntry]:
@@ -136,13 +136,13 @@ def decode_manifest(path: Path, kind: type[_Kind]) -> _Kind:
     opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(opened).st_mode):
-            raise UnreadableManifestError("it is not a regular file")
+            raise UnreadableManifestError("not a regular file")
         with os.fdopen(opened, "rb", closefd=False) as stream:
             text = stream.read(MOST_MANIFEST_BYTES + 1)
     finally:
         os.close(opened)
     if len(text) > MOST_MANIFEST_BYTES:
-        raise UnreadableManifestError(f"it has more than {MOST_MANIFEST_BYTES >> 20} MiB")
+        raise UnreadableManifestError(f"larger than {MOST_MANIFEST_BYTES >> 20} MiB")
     try:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

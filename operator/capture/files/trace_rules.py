@@ -161,7 +161,7 @@ def readable_step(stats: StepStats) -> StepLine:
 
 
 def _check_numbers(line: Struct) -> None:
-    """Find the first number in a decoded line that is too wide for the reader."""
+    """Reject a decoded line that is nested too deeply or has an integer of more than 64 bits."""
     level: list[tuple[str, Any]] = [("", line)]
     for _ in range(MAX_DEPTH):
         for name, value in level:

@@ -298,7 +298,7 @@ def _check(path: Path, kind: str, found: Validation) -> None:
     """Add the report and the totals of one file."""
     if not path.is_file():
         report = FileReport(path.name, kind)
-        report.add(0, "file", "not a regular file: a device or a pipe might never end")
+        report.add(0, "file", "not a regular file; devices and pipes are not read")
     elif kind == TRACE:
         trace = found.trace = TraceTotals()
         report = _read(path, kind, partial(_take_record, trace))

@@ -265,7 +265,7 @@ class SegmentReader:
         _require(_are_times(*times_s, *line.chunk_s), "a request with an invalid time")
         stamps_s = [stamp_s for stamp_s, count in zip(line.chunk_s, line.chunk_tokens, strict=True) if count]
         in_order = all(before_s <= after_s for before_s, after_s in pairwise([line.arrival_monotonic_s, *stamps_s]))
-        _require(in_order, "a request whose chunks are not in the order of their times")
+        _require(in_order, "a request with chunk times out of order")
         _require(line.ended_by in _ENDS and line.finish_reason in _FINISH_REASONS, "a request with an unknown end")
         _require(
             line.stop_reason in {None, STOP_STRING, STOP_TOKEN} or (record.token_ids and type(line.stop_reason) is int),
@@ -437,7 +437,7 @@ class Peer:
         except RejectedError as error:
             return b"".join(good), str(error)
         except Exception as error:  # noqa: BLE001  the line of one engine must not end the capture
-            return b"".join(good), f"a line that cannot be checked: {type(error).__name__}"
+            return b"".join(good), f"validating a line failed with {type(error).__name__}"
         return b"".join(good), None
 
     def _bound_clock(self, armed_wall_s: float) -> None:

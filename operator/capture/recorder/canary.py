@@ -275,7 +275,7 @@ def gaps_nats(prompt_logprobs: Any, tokens: Sequence[int]) -> list[float]:
         except (AttributeError, TypeError, KeyError, ValueError) as error:
             raise FailedError("unreadable prompt_logprobs") from error
         if not all(is_number(each, -_LARGEST_FLOAT32, _LARGEST_FLOAT32) for each in values.values()):
-            raise FailedError("prompt_logprobs that are not numbers of 32 bits")
+            raise FailedError("prompt_logprobs that are not finite 32-bit floats")
         gaps.append(float(max(values.values()) - own))
     return gaps
 

@@ -646,7 +646,7 @@ def mtp_head(target: ModelGeometry) -> ModelGeometry:
     if not target.mtp_block:
         instead = "eagle3 or draft_model with a draft, or ngram"
         if target.dspark is not None:
-            instead = "dspark, whose stages it holds"
+            instead = "dspark, because the checkpoint contains DSpark stages"
         message = (
             f"the checkpoint of {target.name} has no layers for multi-token prediction that vLLM can draft with; use "
             f"{instead}"
@@ -694,7 +694,7 @@ def dspark_stages(model: ModelGeometry, fields: Fields) -> DSparkStages | None:
     Each is a layer like the model's last, in V4.1 with fewer experts. The first joins states of several layers of the
     target, and the last has two tables of transitions and a row for the confidence. Embedding and output head are the
     target's (vLLM, models/deepseek_v4/nvidia/dspark.py and models/deepseek_v41/nvidia/dspark.py). The joining layer,
-    which may be quantized, is counted in 16 bits, and the window of the stages is not counted on.
+    which may be quantized, is counted in 16 bits, and their sliding window is ignored.
     """
     joined = fields.values.get("dspark_target_layer_ids")
     if not model.architecture.startswith(HOLDS_DSPARK) or not isinstance(joined, list) or not joined:

@@ -653,7 +653,7 @@ BAD: dict[str, tuple[Body, CaptureObservation, str, bool, str]] = {
         True,
         (
             "spec.workload.prompts.synthetic.outputTokens: 125: the engines allow 1024 tokens for a prompt with its"
-            " answer, so they end answers to prompts of 900 tokens after 124; use 124 or less"
+            " output, so they end outputs after prompts of 900 tokens at 124; use 124 or less"
         ),
     ),
     "a burst of prompts longer than the engine allows": (
@@ -678,7 +678,7 @@ BAD: dict[str, tuple[Body, CaptureObservation, str, bool, str]] = {
         "RequestsTooLong",
         True,
         (
-            "spec.workload.phases[1].promptTokens: 1024: the engines allow 1024 tokens for a prompt with its answer, so"
+            "spec.workload.phases[1].promptTokens: 1024: the engines allow 1024 tokens for a prompt with its output, so"
             " they reject these prompts; use 896 or less"
         ),
     ),
@@ -697,8 +697,8 @@ BAD: dict[str, tuple[Body, CaptureObservation, str, bool, str]] = {
         "RequestsTooLong",
         True,
         (
-            "spec.workload.phases[0].turns: 3: the engines allow 1024 tokens for a prompt with its answer, so they do"
-            " not continue conversations, which grow to 1100 tokens; use 2 or less"
+            "spec.workload.phases[0].turns: 3: the engines allow 1024 tokens for a prompt with its output, so they do"
+            " not finish conversations, which grow to 1100 tokens; use 2 turns or fewer"
         ),
     ),
     "a phase without a rate": (

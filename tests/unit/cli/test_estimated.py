@@ -140,7 +140,7 @@ def test_plan_warns_that_assumed_sizes_must_include_stages_of_dspark(
     path = write("s.yaml", manifest("s", target=target, speculation=speculation, serving=serving, parallelism={}))
     result = specdecode("plan", path)
     assert result.exit_code == 0
-    assert "stages of DSpark in the checkpoint of my/new are only counted if" in result.stderr
+    assert "the plan counts the DSpark stages of my/new only if" in result.stderr
 
 
 def test_assumed_weights_alone_do_not_size_an_unknown_model(specdecode: Specdecode, write: WriteObject) -> None:

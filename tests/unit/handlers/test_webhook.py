@@ -144,7 +144,7 @@ def test_unknown_model_is_allowed_and_its_spec_still_checked() -> None:
 def test_misspelt_hub_model_is_allowed_with_the_known_name(model: str, meant: str | None) -> None:
     target = {"model": model}
     response = asked(deployment({"target": target}))
-    expected = [f"spec.target.model: {model}: is not in the catalogue, did you mean {meant}?"] if meant else None
+    expected = [f"spec.target.model: {model}: is not in the catalogue; did you mean {meant}?"] if meant else None
     assert response["allowed"]
     assert response.get("warnings") == expected
     of_volume = {"target": target, "models": {"volume": {"persistentVolumeClaim": {"claimName": "models"}}}}

@@ -100,7 +100,7 @@ def test_plain_names_match_consecutive_whole_name_parts(texts: list[str], name: 
 @pytest.mark.parametrize(
     ("patterns", "why"),
     [
-        ([f"*x{number}y" for number in range(9000)], "9,000 patterns, over 4 layers, come to"),
+        ([f"*x{number}y" for number in range(9000)], "characters over 4 layers"),
         ([f"re:a{number}" for number in range(33)], "more than 32 regular expressions"),
         (["*" * 129], "a pattern of more than 128 characters"),
         (["re:("], "is not a regular expression"),
@@ -139,7 +139,7 @@ def test_limit_is_for_the_patterns_of_all_keys() -> None:
 
 def test_negated_patterns_count_more_because_each_is_matched_apart() -> None:
     assert not any(left_out("re:(?!.)", layers=1024))
-    with pytest.raises(GeometryError, match="2 patterns, over 1,024 layers"):
+    with pytest.raises(GeometryError, match="over 1,024 layers"):
         left_out("re:(?!.)", "re:(?!.)a", layers=1024)
 
 

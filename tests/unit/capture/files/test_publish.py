@@ -245,7 +245,7 @@ class TestVerify:
             (lambda folder: (folder / "manifest.json").write_bytes(b"{"), "manifest.json cannot be read"),
             (lambda folder: (folder / "manifest.json").write_bytes(b"\xff"), "manifest.json cannot be read"),
             (lambda folder: (folder / "manifest.json").write_bytes(b"[" * 100_000), "manifest.json cannot be read"),
-            (lambda folder: (folder / "manifest.json").write_bytes(b" " * (2**24 + 1)), "it has more than 16 MiB"),
+            (lambda folder: (folder / "manifest.json").write_bytes(b" " * (2**24 + 1)), "larger than 16 MiB"),
         ],
     )
     def test_differences_from_manifest_are_reported(

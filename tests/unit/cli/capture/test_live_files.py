@@ -51,9 +51,9 @@ def test_validate_checks_a_live_capture_against_its_manifest(folder: Path) -> No
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("manifest.json", "manifest.json cannot be read: it is not a regular file [manifest]"),
-        ("trace.jsonl", "not a regular file: a device or a pipe might never end [file]"),
-        ("client.jsonl", "not a regular file: a device or a pipe might never end [file]"),
+        ("manifest.json", "manifest.json cannot be read: not a regular file [manifest]"),
+        ("trace.jsonl", "not a regular file; devices and pipes are not read [file]"),
+        ("client.jsonl", "not a regular file; devices and pipes are not read [file]"),
     ],
 )
 @pytest.mark.parametrize("kind", ["fifo", "device"])

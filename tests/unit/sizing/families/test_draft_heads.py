@@ -200,7 +200,7 @@ def test_stages_of_dspark_are_counted_as_the_draft(make: PairMaker, target: str,
 
 
 def test_mtp_is_refused_for_checkpoints_with_stages_of_dspark(make: PairMaker) -> None:
-    with pytest.raises(PlanError, match="use dspark, whose stages it holds"):
+    with pytest.raises(PlanError, match="use dspark, because the checkpoint contains DSpark stages"):
         loaded_draft(make("deepseek-ai/DeepSeek-V4.1-Flash", "mtp", 3))
 
 
