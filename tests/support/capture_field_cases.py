@@ -27,7 +27,7 @@ SYNTHETIC = _workload(prompts={"synthetic": {"promptTokens": 256, "outputTokens"
 ON_A_CLAIM = _dataset(configMap=None, persistentVolumeClaim={"claimName": "prompts"})
 BURST = _phase("Burst", burstSize=8, burstIntervalSeconds=10)
 STAIRCASE = _phase("Staircase", requestsPerSecond="1", stepSeconds=10, stepRequestsPerSecond="1")
-MULTITURN = _phase("Multiturn", concurrency=2, turns=3, thinkSeconds=1)
+MULTITURN = _phase("Multiturn", concurrency=2, turns=3, thinkSeconds=1, promptTokens=64, outputTokens=64)
 TWO_TEMPERATURES = _workload(
     temperatures=[{"temperature": "0.0", "sharePercent": 60}, {"temperature": "1.0", "sharePercent": 40}]
 )

@@ -20,7 +20,7 @@ from tests.support.objects import Body, ended, pod
 from tests.unit.deployment.rollout.test_rollback import Story
 
 GATE = {"capture": "golden"}
-OLD, NEW = {"maxModelLen": 1024}, {"maxModelLen": 512}
+OLD, NEW = {"maxModelLen": 1024}, {"maxModelLen": 896}
 GOLDEN = golden(of=capture_spec(seed=7, record={"tokenIds": True}, deploymentDuringCapture="Suspend"))
 REFUSED = ended(2, "vllm: error: unrecognized arguments: --nonsense")
 
@@ -240,7 +240,7 @@ def test_only_the_gate_capture_runs_the_new_engine() -> None:
     judge = story.captures[story.name]
     decision, _ = decided(judge, surroundings(deployment=seen, golden=GOLDEN))
     assert decision.writes.job is not None
-    assert "512" in json.dumps(decision.writes.job)
+    assert "896" in json.dumps(decision.writes.job)
     other = {**judge, "metadata": {**judge["metadata"], "name": "other"}}
     _, status = decided(other, surroundings(deployment=seen, golden=GOLDEN))
     assert words(status)["Accepted"] == ("Unknown", "DeploymentGated")
