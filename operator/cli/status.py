@@ -18,17 +18,14 @@ from specdecode_operator.cli.options import (
     refuse_name_of_list,
 )
 from specdecode_operator.cli.outputs import Output, print_data
-from specdecode_operator.cli.terminal import age_text, aligned, line_width, say, show_live
+from specdecode_operator.cli.terminal import age_text, aligned, cell, labelled, line_width, say, show_live, whole_cell
 from specdecode_operator.cluster.resources import SPECDECODE_DEPLOYMENT
-from specdecode_operator.problems import printable
-from specdecode_operator.redaction import clip
 from specdecode_operator.sizing.arithmetic import format_gib
 from specdecode_operator.stats.figures import FIGURES
 from specdecode_operator.untrusted import mapping, objects
 
 _RESOURCE: Final = SPECDECODE_DEPLOYMENT.qualified_plural
 _MOST_EVENTS: Final = 8
-_MOST_CHARACTERS: Final = 240
 _MEMORY: Final = {
     "targetWeightsBytes": "target",
     "draftWeightsBytes": "draft",
@@ -159,7 +156,7 @@ def _table(found: Sequence[DeploymentOutput], now: datetime, *, with_namespace: 
             mapping(status, "acceptance").get("text"),
             age_text(metadata.get("creationTimestamp"), now),
         )
-        rows.append([*map(_cell, cells)])
+        rows.append([*map(cell, cells)])
     rows = rows if with_namespace else [row[1:] for row in rows]
     return aligned(rows, left=len(rows[0]), indent="")
 
@@ -181,23 +178,23 @@ def _screen(found: DeploymentOutput, now: datetime) -> list[str]:
     ]
     no_events = "none" if found.events is not None else "cannot be read: run kubectl get events to see why"
     figures = mapping(status, "figures")
-    over = f" (over {_cell(figures.get('overSeconds'))} s, from {_cell(figures.get('source'))})" if figures else ""
+    over = f" (over {cell(figures.get('overSeconds'))} s, from {cell(figures.get('source'))})" if figures else ""
     current, seen = metadata.get("generation"), status.get("observedGeneration")
-    behind = "" if current == seen else f" (of generation {_cell(seen)}, but the spec has generation {_cell(current)})"
+    behind = "" if current == seen else f" (of generation {cell(seen)}, but the spec has generation {cell(current)})"
     if seen in (None, _NOT_RECONCILED):
         behind = ""  # The section is empty and says why
     parts = (
         (
-            f"SpecDecodeDeployment {_cell(metadata.get('namespace'))}/{_cell(metadata.get('name'))}",
-            _pairs(_header(body, now)),
+            f"SpecDecodeDeployment {cell(metadata.get('namespace'))}/{cell(metadata.get('name'))}",
+            labelled(_header(body, now)),
         ),
         (
             f"Conditions{behind}",
             _columns(["TYPE", "STATUS", "REASON", "AGE", "MESSAGE"], conditions, "no operator has reconciled it yet"),
         ),
-        ("Plan", _pairs(_plan(status)) or ["  none"]),
-        (f"Acceptance and throughput{over}", _pairs(_measured(status)) or ["  not reported"]),
-        ("Policy", _pairs(_policy(body)) or ["  none"]),
+        ("Plan", labelled(_plan(status)) or ["  none"]),
+        (f"Acceptance and throughput{over}", labelled(_measured(status)) or ["  not reported"]),
+        ("Policy", labelled(_policy(body)) or ["  none"]),
         ("Events", _columns(["LAST SEEN", "TYPE", "REASON", "COUNT", "MESSAGE"], events, no_events)),
     )
     return [line for title, lines in parts for line in (title, *lines, "")][:-1]
@@ -306,22 +303,9 @@ def _number(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else "-"
 
 
-def _cell(value: object) -> str:
-    return clip(_whole(value), _MOST_CHARACTERS)
-
-
-def _whole(value: object) -> str:
-    return printable(str("-" if value in (None, "") else value))
-
-
-def _pairs(rows: Iterator[tuple[str, object]]) -> list[str]:
-    found = [(f"{label}:", _whole(value)) for label, value in rows]
-    return aligned(found, left=2, width=line_width(), foldable=(1,)) if found else []
-
-
 def _columns(heading: Sequence[str], rows: Sequence[Sequence[object]], otherwise: str) -> list[str]:
     """Return the lines of a table. Its last column has whole messages, folded on a terminal."""
     if not rows:
         return [f"  {otherwise}"]
-    cells = [heading, *([*map(_cell, row[:-1]), _whole(row[-1])] for row in rows)]
+    cells = [heading, *([*map(cell, row[:-1]), whole_cell(row[-1])] for row in rows)]
     return aligned(cells, left=len(heading), width=line_width(), foldable=(len(heading) - 1,))

@@ -6,7 +6,7 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from itertools import zip_longest
 from typing import Final, TextIO, TypeVar
@@ -14,11 +14,13 @@ from typing import Final, TextIO, TypeVar
 import typer
 
 from specdecode_operator.problems import printable
-from specdecode_operator.redaction import redact
+from specdecode_operator.redaction import clip, redact
 from specdecode_operator.untrusted import whole_number
 
 _COLOURS: Final = {"Fits": 32, "Tight": 33, "Unknown": 33, "DoesNotFit": 31, "Invalid": 31}
 """Green, yellow and red in ECMA-48."""
+_MOST_CHARACTERS: Final = 240
+"""Longest text of a cell that is not whole."""
 _VERDICT: Final = re.compile(rf"(?<![\w.-])({'|'.join(_COLOURS)})(?![\w-])")
 
 
@@ -108,6 +110,22 @@ def folded(line: str, width: int | None) -> list[str]:
 _GAP: Final = "   "
 _NARROWEST: Final = 12
 """Minimum width of a folded column, in characters."""
+
+
+def cell(value: object) -> str:
+    """Return a value as the text of a cell, shortened if it is long; ``-`` for no value."""
+    return clip(whole_cell(value), _MOST_CHARACTERS)
+
+
+def whole_cell(value: object) -> str:
+    """Return a value as the text of a cell; ``-`` for no value."""
+    return printable(str("-" if value in (None, "") else value))
+
+
+def labelled(rows: Iterable[tuple[str, object]]) -> list[str]:
+    """Return whole values as lines with their labels, folded to the terminal's width."""
+    found = [(f"{label}:", whole_cell(value)) for label, value in rows]
+    return aligned(found, left=2, width=line_width(), foldable=(1,)) if found else []
 
 
 def aligned(

@@ -19,10 +19,19 @@ from specdecode_operator.cli.kubectl import Kubectl, KubectlError, condition_of,
 from specdecode_operator.cli.main import application
 from specdecode_operator.cli.options import AllNamespaces, Selector, TableOrData, Watch, ended, fail
 from specdecode_operator.cli.outputs import Output, print_data, print_json, yaml_text
-from specdecode_operator.cli.terminal import age_text, aligned, line_width, say, say_line, show_live
+from specdecode_operator.cli.terminal import (
+    age_text,
+    aligned,
+    cell,
+    labelled,
+    line_width,
+    say,
+    say_line,
+    show_live,
+    whole_cell,
+)
 from specdecode_operator.cluster.resources import SPECDECODE_DEPLOYMENT, SPECDECODE_TRAINING
 from specdecode_operator.problems import printable
-from specdecode_operator.redaction import clip
 from specdecode_operator.training.observation import Training, read_training
 from specdecode_operator.training.offers import head_problem, head_speculation
 from specdecode_operator.untrusted import mapping, objects, parse_json
@@ -32,7 +41,6 @@ _DEPLOYMENTS: Final = SPECDECODE_DEPLOYMENT.qualified_plural
 _TRAIN: Final = "train"
 """Container of the trainer, whose log has the progress."""
 
-_MOST_CHARACTERS: Final = 240
 _LOG_LINES: Final = 50
 _LOG_BYTES: Final = 2**20
 
@@ -341,7 +349,7 @@ def _table(found: Sequence[Body], now: datetime, *, with_namespace: bool) -> lis
             condition_of(body, "Promoted").get("reason"),
             age_text(metadata.get("creationTimestamp"), now),
         )
-        rows.append([*map(_cell, cells)])
+        rows.append([*map(cell, cells)])
     rows = rows if with_namespace else [row[1:] for row in rows]
     return aligned(rows, left=len(rows[0]), indent="")
 
@@ -350,13 +358,13 @@ def _screen(found: TrainingOutput) -> list[str]:
     body = found.training
     title = f"{body['metadata'].get('namespace')}/{body['metadata'].get('name')}"
     conditions = [
-        [*(_cell(each.get(field)) for field in ("type", "status", "reason")), _whole(each.get("message"))]
+        [*(cell(each.get(field)) for field in ("type", "status", "reason")), whole_cell(each.get("message"))]
         for each in objects(mapping(body, "status"), "conditions")
     ]
     heading = ["TYPE", "STATUS", "REASON", "MESSAGE"]
     return [
         printable(title),
-        *_pairs(_summary(found)),
+        *labelled(_summary(found)),
         "",
         "Verdict",
         *_arms(mapping(mapping(body, "status"), "verdict")),
@@ -408,7 +416,7 @@ def _arms(verdict: Body) -> list[str]:
     if not arms:
         return ["  not measured"]
     told = [[each.get("name"), each.get("goodput"), _percent(each.get("acceptancePercent"))] for each in arms]
-    rows = [["ARM", "GOODPUT (TOKENS/S)", "ACCEPTANCE"], *([*map(_cell, row)] for row in told)]
+    rows = [["ARM", "GOODPUT (TOKENS/S)", "ACCEPTANCE"], *([*map(cell, row)] for row in told)]
     ratio = ""
     if verdict.get("ratio") is not None:
         ratio = f"  goodput of trained: {verdict.get('ratio')}x that of current{_interval(verdict)}"
@@ -431,16 +439,3 @@ def _percent(value: object) -> str | None:
 
 def _number(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else "-"
-
-
-def _cell(value: object) -> str:
-    return clip(_whole(value), _MOST_CHARACTERS)
-
-
-def _whole(value: object) -> str:
-    return printable(str("-" if value in (None, "") else value))
-
-
-def _pairs(rows: Iterator[tuple[str, object]]) -> list[str]:
-    found = [(f"{label}:", _whole(value)) for label, value in rows]
-    return aligned(found, left=2, width=line_width(), foldable=(1,))

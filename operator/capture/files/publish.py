@@ -37,7 +37,7 @@ from specdecode_operator.problems import printable
 UNFINISHED: Final = "Unfinished"
 _LONGEST_NAME_BYTES: Final = 255  # limit of Linux
 _CHUNK_BYTES: Final = 2**20
-MOST_MANIFEST_BYTES: Final = 16 * 2**20
+_MOST_MANIFEST_BYTES: Final = 16 * 2**20
 _Kind = TypeVar("_Kind")
 _TAKEN: Final = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR})
 
@@ -138,11 +138,11 @@ def decode_manifest(path: Path, kind: type[_Kind]) -> _Kind:
         if not stat.S_ISREG(os.fstat(opened).st_mode):
             raise UnreadableManifestError("not a regular file")
         with os.fdopen(opened, "rb", closefd=False) as stream:
-            text = stream.read(MOST_MANIFEST_BYTES + 1)
+            text = stream.read(_MOST_MANIFEST_BYTES + 1)
     finally:
         os.close(opened)
-    if len(text) > MOST_MANIFEST_BYTES:
-        raise UnreadableManifestError(f"larger than {MOST_MANIFEST_BYTES >> 20} MiB")
+    if len(text) > _MOST_MANIFEST_BYTES:
+        raise UnreadableManifestError(f"larger than {_MOST_MANIFEST_BYTES >> 20} MiB")
     try:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -256,7 +256,7 @@ def ask(engine: Engine, settings: Settings, prompt: str) -> Checked:
 def _are_token_ids(value: Any) -> bool:
     if not isinstance(value, list) or not value:
         return False
-    return all(type(each) is int and is_number(each, 0, _LARGEST_TOKEN_ID) for each in value)
+    return all(type(each) is int and 0 <= each <= _LARGEST_TOKEN_ID for each in value)
 
 
 def gaps_nats(prompt_logprobs: Any, tokens: Sequence[int]) -> list[float]:

@@ -60,6 +60,13 @@ async def send_all(running: Running, joined: list[tuple[Peer, PlayedServer]]) ->
     await running.received(sum(2 + len(played.recorded) for _, played in joined))
 
 
+async def bad_and_good(running: Running) -> list[tuple[Peer, PlayedServer]]:
+    """Join one pod of each of these names, whose recorders are armed."""
+    pods = [PlayedPod("bad"), PlayedPod("good")]
+    peers = [peer for pod in pods for peer in await running.join(pod)]
+    return [(peer, await peer.armed(pod)) for pod, peer in zip(pods, peers, strict=True)]
+
+
 async def armed(running: Running, pod: PlayedPod) -> list[tuple[Peer, PlayedServer]]:
     """Connect a pod to a collector that waits for no other, and begin its segments."""
     peers = await running.join(pod)
@@ -775,9 +782,7 @@ class TestUntrustedPeers:
         self, tmp_path: Path, change: dict[str, Any], why: str
     ) -> None:
         async with collector(environment(tmp_path, ["bad", "good"])) as running:
-            pods = [PlayedPod("bad"), PlayedPod("good")]
-            peers = [peer for pod in pods for peer in await running.join(pod)]
-            (bad, played), good = [(peer, await peer.armed(pod)) for pod, peer in zip(pods, peers, strict=True)]
+            (bad, played), good = await bad_and_good(running)
             request, *_ = requests_of(played)
             await bad.send(request, request | change, request)
             assert await bad.order() is None
@@ -805,9 +810,7 @@ class TestUntrustedPeers:
         self, tmp_path: Path, place: tuple[str, ...], value: Any, why: str
     ) -> None:
         async with collector(environment(tmp_path, ["bad", "good"])) as running:
-            pods = [PlayedPod("bad"), PlayedPod("good")]
-            peers = [peer for pod in pods for peer in await running.join(pod)]
-            (bad, played), good = [(peer, await peer.armed(pod)) for pod, peer in zip(pods, peers, strict=True)]
+            (bad, played), good = await bad_and_good(running)
             steps = [line for line in played.recorded if line["k"] == "step" and line["scheduler"]]
             step = next(line for line in steps if line["scheduler"]["spec_decoding_stats"])
             wrong = msgspec.json.decode(msgspec.json.encode(step))
@@ -833,9 +836,7 @@ class TestUntrustedPeers:
             raise OverflowError
 
         async with collector(environment(tmp_path, ["bad", "good"])) as running:
-            pods = [PlayedPod("bad"), PlayedPod("good")]
-            peers = [peer for pod in pods for peer in await running.join(pod)]
-            (bad, played), good = [(peer, await peer.armed(pod)) for pod, peer in zip(pods, peers, strict=True)]
+            (bad, played), good = await bad_and_good(running)
             await good[0].send(*good[1].recorded)
             await running.received(4 + len(good[1].recorded))
             with monkeypatch.context() as broken:
@@ -849,9 +850,7 @@ class TestUntrustedPeers:
     @pytest.mark.parametrize("change", [{"finished": 10**400}, {"older": -1}])
     async def test_invalid_tally_interrupts_only_its_segment(self, tmp_path: Path, change: dict[str, int]) -> None:
         async with collector(environment(tmp_path, ["bad", "good"])) as running:
-            pods = [PlayedPod("bad"), PlayedPod("good")]
-            peers = [peer for pod in pods for peer in await running.join(pod)]
-            (bad, played), good = [(peer, await peer.armed(pod)) for pod, peer in zip(pods, peers, strict=True)]
+            (bad, played), good = await bad_and_good(running)
             await send_all(running, [(bad, played), good])
             running.advance(600)
             assert await bad.order() is not None
@@ -865,9 +864,7 @@ class TestUntrustedPeers:
     @pytest.mark.parametrize("change", [{"reason": "x" * 100_000}, {"dropped": 10**400}])
     async def test_invalid_last_line_interrupts_only_its_segment(self, tmp_path: Path, change: dict[str, Any]) -> None:
         async with collector(environment(tmp_path, ["bad", "good"])) as running:
-            pods = [PlayedPod("bad"), PlayedPod("good")]
-            peers = [peer for pod in pods for peer in await running.join(pod)]
-            (bad, played), good = [(peer, await peer.armed(pod)) for pod, peer in zip(pods, peers, strict=True)]
+            (bad, played), good = await bad_and_good(running)
             await send_all(running, [(bad, played), good])
             running.advance(600)
             assert await bad.order() is not None
