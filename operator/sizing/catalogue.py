@@ -179,6 +179,8 @@ def hub_ids() -> tuple[str, ...]:
     return tuple(sorted({*(each for each in _raw_entries() if ":" not in each), *(h.head for h in published_heads())}))
 
 
+# A search takes 7 ms, and the operator repeats it while a model cannot be read.
+@lru_cache(maxsize=MEMO_SIZE)
 def similar_model(model_id: str, *, heads: bool) -> str | None:
     """Return the known id of a draft head, or of another model, that a misspelled id means, or None.
 
